@@ -1,0 +1,65 @@
+"""A model being served: the weights' description, its text side and the engine loop that runs it.
+
+The API room sees models only through this. `node/node.py` makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from node.errors import LoadingError, UnknownModelError
+
+if TYPE_CHECKING:
+    from backends.arch import Architecture
+    from node.engine.engine import Engine
+    from node.models.chat import ChatTemplate
+    from node.models.tokenizer import Tokenizer
+
+State = Literal["loading", "ready", "failed", "draining"]
+
+
+@dataclass(slots=True)
+class Deployment:
+    """One served model. `context` is what is served (prompt and answer together), not what was trained."""
+
+    id: str
+    created: int
+    context: int
+    arch: Architecture
+    tokenizer: Tokenizer
+    chat: ChatTemplate
+    engine: Engine
+    state: State = "ready"
+    aliases: frozenset[str] = field(default_factory=frozenset)
+
+
+class Deployments:
+    """The models that this node answers for, by name. Filled by the node, read by the API."""
+
+    def __init__(self, deployments: Iterable[Deployment] = ()) -> None:
+        self._by_id = {deployment.id: deployment for deployment in deployments}
+        self.loading: set[str] = set()
+
+    def add(self, deployment: Deployment) -> None:
+        self.loading.discard(deployment.id)
+        self._by_id[deployment.id] = deployment
+
+    def remove(self, model_id: str) -> Deployment | None:
+        return self._by_id.pop(model_id, None)
+
+    def all(self) -> list[Deployment]:
+        return list(self._by_id.values())
+
+    def get(self, name: str) -> Deployment:
+        """Raises LoadingError while it loads, UnknownModelError when nobody serves it."""
+        for deployment in self._by_id.values():
+            if name == deployment.id or name in deployment.aliases:
+                if deployment.state == "ready":
+                    return deployment
+                raise LoadingError(f"The model '{name}' is {deployment.state}.", "Try again in a moment.")
+        if self.loading and (not name or name in self.loading):
+            raise LoadingError(f"The model '{name}' is being loaded.", "Try again in a moment.", retry_after_s=2)
+        served = ", ".join(sorted(self._by_id)) or "none yet"
+        raise UnknownModelError(f"The model '{name}' is not served here.", f"Served models: {served}.")
