@@ -49,13 +49,18 @@ def _bytes(value: Any) -> int:
 
 
 class Settings(BaseModel):
-    """Every field's description is its help text; `num_threads` and the like resolve what "as much as there is" means."""
+    """Every field's description is its help text; properties resolve what was left open."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     home: Path = Field(description="Folder for models, state and config.toml.")
     model: str | None = Field(None, description="Model to serve: a name, or a path to a GGUF file or model folder.")
-    name: str = Field(default_factory=lambda: platform.node()[:64] or "node", description="This node's name.", min_length=1, max_length=64)
+    name: str = Field(
+        default_factory=lambda: platform.node()[:64] or "node",
+        description="This node's name.",
+        min_length=1,
+        max_length=64,
+    )
     api_host: str = Field("127.0.0.1", description="Address the API listens on.")
     api_port: Port = Field(7117, description="Port the API listens on.")
     backend: Literal["auto", "cpu", "cuda", "mlx", "llama"] = Field("auto", description="What computes: auto or cpu.")
@@ -152,4 +157,6 @@ def _in_words(exc: ValidationError, sources: Mapping[str, Source], home: Path) -
         "environment": f"{PREFIX}{field.upper()}",
         "config.toml": f"{field} in {home / CONFIG_FILE}",
     }.get(sources.get(field, "default"), field)
-    return UsageError(f"{said} = {problem['input']!r}: {problem['msg']}.", f"cluster up --help explains {flag_of(field)}.")
+    return UsageError(
+        f"{said} = {problem['input']!r}: {problem['msg']}.", f"cluster up --help explains {flag_of(field)}."
+    )

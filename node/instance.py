@@ -85,7 +85,9 @@ class InstanceLock:
     def __enter__(self) -> InstanceLock:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.release()
 
 

@@ -39,8 +39,8 @@ def memory(root: Path = CGROUP, membership: Path = MEMBERSHIP) -> Memory:
     machine = psutil.virtual_memory()
     tightest = Memory(machine.total, machine.available, "this machine")
     for folder in _groups("memory", root, membership):
-        limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
-        used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
+        limit = _number(folder, "memory.max", "memory.limit_in_bytes")
+        used = _number(folder, "memory.current", "memory.usage_in_bytes")
         if limit is None or used is None or limit >= machine.total:
             continue
         left = max(0, limit - used + _reclaimable(folder))
@@ -65,11 +65,14 @@ def _groups(controller: str, root: Path, membership: Path) -> Iterator[Path]:
         yield from (parent for parent in (folder, *folder.parents) if parent == top or top in parent.parents)
 
 
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
+def _number(folder: Path, *names: str) -> int | None:
+    """What the first of these files says, version two's name before version one's."""
+    for name in names:
+        try:
+            return int((folder / name).read_text())
+        except (OSError, ValueError):
+            continue
+    return None
 
 
 def _reclaimable(folder: Path) -> int:
@@ -87,4 +90,4 @@ def _cpu_quota(folder: Path) -> tuple[int, int]:
         quota, period = (folder / "cpu.max").read_text().split()
         return (0, 0) if quota == "max" else (int(quota), int(period))
     except (OSError, ValueError):
-        return _number(folder / "cpu.cfs_quota_us") or 0, _number(folder / "cpu.cfs_period_us") or 0
+        return _number(folder, "cpu.cfs_quota_us") or 0, _number(folder, "cpu.cfs_period_us") or 0

@@ -15,7 +15,7 @@ BACKLOG = 128
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening TCP socket. Raises PortInUseError naming the process, or UsageError for an address that is not ours."""
+    """A listening TCP socket. Raises PortInUseError that names the process, UsageError for a foreign address."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

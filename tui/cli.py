@@ -47,9 +47,7 @@ class LazyCommands(TyperGroup):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-app = typer.Typer(
-    cls=LazyCommands, rich_markup_mode=None, pretty_exceptions_enable=False, name="cluster"
-)
+app = typer.Typer(cls=LazyCommands, rich_markup_mode=None, pretty_exceptions_enable=False, name="cluster")
 
 
 def print_version(wanted: bool) -> None:
