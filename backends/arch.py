@@ -10,9 +10,14 @@ Activation = Literal["silu", "gelu_tanh"]
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How rotary frequencies are stretched. `kind` is "linear", "llama3" or "yarn"."""
+    """How rotary frequencies are stretched; `backends/rope.py` does it.
 
-    kind: Literal["linear", "llama3", "yarn"]
+    "linear" divides all of them by `factor`, "factors" each by its own of `factors` (`head_dim / 2` numbers: how GGUF
+    stores llama3), "llama3" and "yarn" are as in transformers' `modeling_rope_utils`, from the fields named there.
+    `attention_factor` multiplies cosine and sine (yarn). `truncate`: yarn's correction range is rounded to whole dimensions.
+    """
+
+    kind: Literal["linear", "llama3", "yarn", "factors"]
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -20,6 +25,8 @@ class RopeScaling:
     attention_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    truncate: bool = True
+    factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +34,7 @@ class Architecture:
     """A decoder-only transformer.
 
     `windows[i]` is the sliding window of layer i in tokens (a token sees itself and `window - 1` before it), 0 for full
-    attention. `rope_thetas[i]` is that layer's rotary base; `rope_scaling` applies to the layers whose `rope_scaled[i]`
+    attention. `rope_thetas[i]` is that layer's rotary base (see `backends/rope.py`); `rope_scaling` applies to the layers whose `rope_scaled[i]`
     is true. Rotary order is always half-rotation (NeoX): sources permute weights that come in another order.
     """
 

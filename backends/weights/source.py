@@ -74,9 +74,13 @@ class WeightSource(Protocol):
     canonical form.
     """
 
-    arch: Architecture
-    model_hash: str
-    """Identifies the weights: equal on two nodes only if their files are."""
+    @property
+    def arch(self) -> Architecture: ...
+
+    @property
+    def model_hash(self) -> str:
+        """Identifies the weights: equal on two nodes only if their files are."""
+        ...
 
     def info(self, name: str) -> TensorInfo:
         """Raises ModelFileError when the model has no such tensor."""
