@@ -14,7 +14,7 @@ class RopeScaling:
 
     "linear" divides all of them by `factor`, "factors" each by its own of `factors` (`head_dim / 2` numbers: how GGUF
     stores llama3), "llama3" and "yarn" are as in transformers' `modeling_rope_utils`, from the fields named there.
-    `attention_factor` multiplies cosine and sine (yarn). `truncate`: yarn's correction range is rounded to whole dimensions.
+    `attention_factor` multiplies cosine and sine (yarn). `truncate` rounds yarn's correction range to whole dimensions.
     """
 
     kind: Literal["linear", "llama3", "yarn", "factors"]
@@ -34,8 +34,9 @@ class Architecture:
     """A decoder-only transformer.
 
     `windows[i]` is the sliding window of layer i in tokens (a token sees itself and `window - 1` before it), 0 for full
-    attention. `rope_thetas[i]` is that layer's rotary base (see `backends/rope.py`); `rope_scaling` applies to the layers whose `rope_scaled[i]`
-    is true. Rotary order is always half-rotation (NeoX): sources permute weights that come in another order.
+    attention. `rope_thetas[i]` is that layer's rotary base (see `backends/rope.py`); `rope_scaling` applies to the
+    layers whose `rope_scaled[i]` is true. Rotary order is always half-rotation (NeoX): sources permute weights that
+    come in another order. `family` is one of "llama", "mistral", "qwen2", "qwen3" and "gemma3".
     """
 
     family: str
