@@ -17,7 +17,7 @@ from tests.models import tiny_arch, write_gguf
 SHAPES = {
     "llama-1b": tiny_arch(
         "llama", num_layers=16, d_model=2048, d_ff=8192, num_heads=32, num_kv_heads=8, head_dim=64, vocab_size=128256,
-        context_length=131072, rope_theta=500000.0, tied_embeddings=True, attention_scale=0.125,
+        context_length=131072, rope_theta=500000.0, tied_embeddings=True,
         rope_scaling=RopeScaling("llama3", 32.0, original_context=8192),
     ),
     "qwen3-0.6b": tiny_arch(

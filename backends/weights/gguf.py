@@ -7,7 +7,6 @@ against the bytes that are there before anything is allocated or looped over.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import struct
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from backends.errors import ModelFileError, UnsupportedModelError
+from backends.weights.files import map_file, release
 from backends.weights.ggml_types import GGML_TYPES, GGMLType
 
 MAGIC = b"GGUF"
@@ -118,19 +118,11 @@ class GGUFFile:
     def open(cls, path: Path) -> GGUFFile:
         """Raises ModelFileError for a file that is missing or malformed, UnsupportedModelError for one that uses
         tensor types made after this was written."""
-        try:
-            with path.open("rb") as file:
-                mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError as exc:
-            raise ModelFileError(f"{path} is empty.", "Download the file again.") from exc
-        except OSError as exc:
-            raise ModelFileError(
-                f"{path} cannot be read: {exc.strerror or exc}.", "Check the path and its permissions."
-            ) from exc
+        mapping = map_file(path)
         try:
             return cls(path, mapping)
         except BaseException:
-            _release(mapping)
+            release(mapping)
             raise
 
     def raw(self, tensor: GGUFTensor) -> np.ndarray:
@@ -142,19 +134,13 @@ class GGUFFile:
         """Unmap the file, now or when the last view of it is gone."""
         self.data = np.empty(0, np.uint8)
         self.metadata = Metadata(self.path, self.data, {})
-        _release(self._mapping)
+        release(self._mapping)
 
     def __enter__(self) -> GGUFFile:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-
-def _release(mapping: mmap.mmap) -> None:
-    # Somebody still holds a view: the mapping then goes with the last of them.
-    with contextlib.suppress(BufferError):
-        mapping.close()
 
 
 def _decode(data: np.ndarray, value: _Value) -> Any:

@@ -67,8 +67,12 @@ class GGUFSource:
             opened.pop_all()
             return source
 
-    @cached_property
+    @property
     def model_hash(self) -> str:
+        return self._model_hash
+
+    @cached_property
+    def _model_hash(self) -> str:
         """SHA-256 over the headers, the sizes and samples of every tensor (see `sampling.py`)."""
         digest = hashlib.sha256()
         for file in self.files:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from backends.errors import ModelFileError
 from backends.weights.gguf_source import GGUFSource
+from backends.weights.safetensors_source import SafetensorsSource
 from backends.weights.source import WeightSource
 
 
@@ -15,6 +16,15 @@ def open_source(path: Path) -> WeightSource:
     Raises ModelFileError for what is missing, truncated or malformed, UnsupportedModelError for architectures,
     quantizations and options that have no native form.
     """
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise ModelFileError(
+                f"The folder {path} has no config.json.",
+                "Give a Hugging Face model folder, or the path of a GGUF file.",
+            )
+        return SafetensorsSource.open(path)
     if not path.exists():
         raise ModelFileError(f"{path} does not exist.", "Check the path, or pull the model by its name.")
+    if path.suffix == ".safetensors":
+        raise ModelFileError(f"{path} is only part of a model.", "Give the folder that also holds its config.json.")
     return GGUFSource.open(path)

@@ -96,7 +96,8 @@ class WeightSource(Protocol):
 
     def matrix(self, name: str, start: int = 0, stop: int | None = None) -> Affine | np.ndarray:
         """Rows `start` to `stop` of a matrix: `Affine`, or float32/float16 arrays, or uint16 holding bfloat16 bits
-        (`info(name).kind` tells which)."""
+        (`info(name).kind` tells which). Read big matrices some thousand rows at a time: fresh memory for unpacked codes
+        costs more than unpacking them."""
         ...
 
     def close(self) -> None: ...
