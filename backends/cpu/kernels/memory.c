@@ -1,0 +1,159 @@
+// Packing, unpacking and the memory of a shard.
+#include "model.h"
+#include <stdlib.h>
+#include <string.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+void *aligned_zeroed(size_t bytes) {
+    void *p = NULL;
+    size_t align = bytes >= (4u << 20) ? 2u << 20 : 64; // large ones may get huge pages
+    if (posix_memalign(&p, align, bytes ? (bytes + 63) / 64 * 64 : 64)) return NULL;
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    if (align > 64) madvise(p, bytes, MADV_HUGEPAGE);
+#endif
+    memset(p, 0, bytes);
+    return p;
+}
+
+int mat_init(mat_t *m, int kind, int rows, int cols, int group, int symmetric, float unit) {
+    const size_t blocks = ((size_t)rows + ROWS - 1) / ROWS;
+    free(m->data);
+    *m = (mat_t){.kind = kind, .rows = rows, .cols = cols, .group = group, .symmetric = symmetric, .unit = unit,
+                 .num_blocks = (int)blocks, .num_groups = cols / GROUP};
+    if (kind >= MAT_F16)
+        m->block_bytes = (size_t)cols * ROWS * (kind == MAT_F32 ? 4 : 2);
+    else {
+        const size_t g = (size_t)m->num_groups;
+        m->high_offset = g * (kind == MAT_Q8 ? 512 : 256);
+        m->scale_offset = m->high_offset + g * (kind == MAT_Q5 ? 64 : kind == MAT_Q6 ? 128 : 0);
+        m->bias_offset = m->scale_offset + g * (size_t)(GROUP / group) * ROWS * 2;
+        m->block_bytes = m->bias_offset + (symmetric ? 0 : g * ROWS * 2);
+    }
+    m->block_bytes = (m->block_bytes + 63) / 64 * 64;
+    m->num_bytes = blocks * m->block_bytes;
+    m->data = aligned_zeroed(m->num_bytes);
+    return m->data ? 0 : -1;
+}
+
+static int bits_of(const mat_t *m) { return m->kind - MAT_Q4 + 4 + (m->kind == MAT_Q8); }
+
+// Rows first .. first + n - 1: codes [n][cols], scales [n][cols / group], biases likewise or NULL. Each row once.
+static void pack_quantized(mat_t *m, int first, int n, const uint8_t *codes, const float *scales, const float *biases) {
+    const int G = m->num_groups, per_group = GROUP / m->group, bits = bits_of(m);
+    const float inverse = 1 / m->unit;
+    for (int i = 0; i < n; i++) {
+        uint8_t *block = m->data + (size_t)((first + i) / ROWS) * m->block_bytes;
+        const int row = (first + i) % ROWS;
+        half_t *scale = (half_t *)(block + m->scale_offset) + row, *bias = (half_t *)(block + m->bias_offset) + row;
+        for (int g = 0; g < G; g++) {
+            const uint8_t *c = codes + (size_t)i * m->cols + (size_t)g * GROUP;
+            uint8_t *low = block + (size_t)g * (bits == 8 ? 512 : 256) + row * 4;
+            uint8_t *high = block + m->high_offset + (size_t)g * (bits == 6 ? 128 : 64) + row * 4;
+            for (int k = 0; k < GROUP; k++) {
+                const int at = k % 4, chunk = k % 16 / 4, upper = k / 16;
+                if (bits == 8) {
+                    low[(k / 4) * 64 + at] = c[k];
+                    continue;
+                }
+                low[chunk * 64 + at] |= (uint8_t)((c[k] & 15) << (4 * upper));
+                if (bits == 5) high[at] |= (uint8_t)((c[k] >> 4 & 1) << (chunk + 4 * upper));
+                if (bits == 6) high[64 * upper + at] |= (uint8_t)((c[k] >> 4 & 3) << (2 * chunk));
+            }
+            for (int p = 0; p < per_group; p++)
+                scale[(g * per_group + p) * ROWS] = float_to_half(scales[((size_t)i * G + g) * per_group + p] * inverse);
+            if (!m->symmetric) bias[g * ROWS] = float_to_half(biases[(size_t)i * G + g] * inverse);
+        }
+    }
+}
+
+static void pack_float(mat_t *m, int first, int n, const void *rows) {
+    for (int i = 0; i < n; i++) {
+        uint8_t *block = m->data + (size_t)((first + i) / ROWS) * m->block_bytes;
+        const int row = (first + i) % ROWS;
+        for (int k = 0; k < m->cols; k++)
+            if (m->kind == MAT_F32)
+                ((float *)block)[(size_t)k * ROWS + row] = ((const float *)rows)[(size_t)i * m->cols + k];
+            else
+                ((uint16_t *)block)[(size_t)k * ROWS + row] = ((const uint16_t *)rows)[(size_t)i * m->cols + k];
+    }
+}
+
+void mat_row(const mat_t *m, int row, float *out) {
+    const uint8_t *block = m->data + (size_t)(row / ROWS) * m->block_bytes;
+    const int r = row % ROWS;
+    if (m->kind >= MAT_F16) {
+        for (int k = 0; k < m->cols; k++) {
+            size_t at = (size_t)k * ROWS + r;
+            union { uint32_t u; float f; } wide = {(uint32_t)((const uint16_t *)block)[at] << 16};
+            out[k] = m->kind == MAT_F32 ? ((const float *)block)[at] : m->kind == MAT_BF16 ? wide.f : half_to_float(((const half_t *)block)[at]);
+        }
+        return;
+    }
+    const int bits = bits_of(m), per_group = GROUP / m->group;
+    const half_t *scales = (const half_t *)(block + m->scale_offset), *biases = (const half_t *)(block + m->bias_offset);
+    for (int g = 0; g < m->num_groups; g++) {
+        const uint8_t *low = block + (size_t)g * (bits == 8 ? 512 : 256) + r * 4;
+        const uint8_t *high = block + m->high_offset + (size_t)g * (bits == 6 ? 128 : 64) + r * 4;
+        const float bias = m->symmetric ? 0 : half_to_float(biases[g * ROWS + r]) * m->unit;
+        for (int k = 0; k < GROUP; k++) {
+            const int at = k % 4, chunk = k % 16 / 4, upper = k / 16;
+            int code = bits == 8 ? low[(k / 4) * 64 + at] : low[chunk * 64 + at] >> (4 * upper) & 15;
+            if (bits == 5) code |= (high[at] >> (chunk + 4 * upper) & 1) << 4;
+            if (bits == 6) code |= (high[64 * upper + at] >> (2 * chunk) & 3) << 4;
+            if (m->symmetric) code -= 1 << (bits - 1);
+            float scale = half_to_float(scales[(g * per_group + k / m->group) * ROWS + r]) * m->unit;
+            out[g * GROUP + k] = (float)code * scale + bias;
+        }
+    }
+}
+
+int act_init(act_t *a, int tokens, int cols, int with_floats) {
+    const size_t n = (size_t)tokens, g = (size_t)cols / GROUP;
+    *a = (act_t){.cols = cols, .num_groups = cols / GROUP};
+    a->q = aligned_zeroed(n * (size_t)cols);
+    a->scale = aligned_zeroed(n * g * 4);
+    a->weighted = aligned_zeroed(n * g * 4);
+    a->sum = aligned_zeroed(n * g * 4);
+    a->sum16 = aligned_zeroed(n * g * 8);
+    if (with_floats) a->f = aligned_zeroed(n * (size_t)cols * 4);
+    return a->q && a->scale && a->weighted && a->sum && a->sum16 && (a->f || !with_floats) ? 0 : -1;
+}
+
+void act_free(act_t *a) {
+    free(a->q), free(a->scale), free(a->weighted), free(a->sum), free(a->sum16), free(a->f);
+    *a = (act_t){0};
+}
+
+half_t *kv_page(const model_t *m, int layer, int page, int head) {
+    const size_t size = 2 * (size_t)m->c.head_dim * PAGE;
+    return m->kv + (((size_t)layer * (size_t)m->num_pages + (size_t)page) * (size_t)m->c.num_kv_heads + (size_t)head) * size;
+}
+
+static mat_t *mat_at(model_t *m, int layer, int slot) {
+    return slot == MAT_EMBED ? &m->embed : slot == MAT_HEAD ? &m->head : &m->layers[layer].mats[slot];
+}
+
+EXPORT int roost_set_mat(model_t *m, int layer, int slot, int kind, int rows, int cols, int group, int symmetric, float unit) {
+    if (kind >= MAT_F16) m->needs_floats = 1;
+    return mat_init(mat_at(m, layer, slot), kind, rows, cols, group, symmetric, unit);
+}
+
+EXPORT void roost_pack(model_t *m, int layer, int slot, int first, int n, const void *rows, const float *scales,
+                       const float *biases) {
+    mat_t *mat = mat_at(m, layer, slot);
+    if (mat->kind >= MAT_F16)
+        pack_float(mat, first, n, rows);
+    else
+        pack_quantized(mat, first, n, rows, scales, biases);
+}
+
+EXPORT int roost_set_vec(model_t *m, int layer, int slot, const float *values, int n) {
+    float **v = slot == VEC_NORM ? &m->norm : &m->layers[layer].vecs[slot];
+    free(*v);
+    *v = aligned_zeroed((size_t)n * 4);
+    if (!*v) return -1;
+    memcpy(*v, values, (size_t)n * 4);
+    return 0;
+}
