@@ -1,7 +1,7 @@
 # One environment (.venv) for everything. A stamp file remembers an install until what it was made from changes.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check --quiet
 MADE_FROM := pyproject.toml setup.py $(wildcard backends/cpu/kernels/*.[ch])
 
 .PHONY: help install up test test-all test-arm lint bench picture clean
@@ -49,13 +49,16 @@ $(BIN)/python:
 
 # order-only: the interpreter's date is older than ours whatever happens
 .venv/.installed: $(MADE_FROM) | $(BIN)/python
-	$(PIP) install --editable .
+	@echo 'Installing Roost into .venv (its CPU kernels are compiled for that) ...'
+	@$(PIP) install --editable .
 	@touch $@
 
 .venv/.installed-dev: $(MADE_FROM) | $(BIN)/python
-	$(PIP) install --editable '.[dev]'
+	@echo 'Installing Roost and what its tests need into .venv ...'
+	@$(PIP) install --editable '.[dev]'
 	@touch .venv/.installed $@
 
 .venv/.installed-llama: .venv/.installed-dev
-	$(PIP) install --editable '.[llama]'
+	@echo 'Installing llama-cpp-python; it is compiled, which takes minutes ...'
+	@$(PIP) install --editable '.[llama]'
 	@touch $@
