@@ -13,6 +13,9 @@ INLINE __m256i four(const int8_t *p) {
     return _mm256_set1_epi32(v);
 }
 
+// Keeps the compiler from loading the activations of many steps ahead and spilling them.
+INLINE void pin(__m256i *s) { __asm__ volatile("" : "+x"(*s) : : "memory"); }
+
 // Codes of inputs 4c .. 4c + 3 (low) and 16 + 4c .. (high) of eight rows, for formats below 8 bits.
 INLINE void codes(const int bits, const int c, const uint8_t *q, const uint8_t *high, __m256i *lo, __m256i *hi) {
     const __m256i nibble = _mm256_set1_epi8(15);
@@ -60,6 +63,7 @@ INLINE void gemm_tile(const int bits, const int group, const int symmetric, cons
                     for (int t = 0; t < n; t++) {
                         __m256i p = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(four(xg + t * ld + c * 4), w));
                         s[t] = _mm256_add_epi32(s[t], _mm256_madd_epi16(p, ones));
+                        if (n > 1) pin(s + t);
                     }
                 }
             } else if (bits == 4) {
@@ -69,6 +73,7 @@ INLINE void gemm_tile(const int bits, const int group, const int symmetric, cons
                     for (int t = 0; t < n; t++) {
                         s[t] = _mm256_add_epi16(s[t], _mm256_maddubs_epi16(lo, four(xg + t * ld + c * 4)));
                         s[t] = _mm256_add_epi16(s[t], _mm256_maddubs_epi16(hi, four(xg + t * ld + 16 + c * 4)));
+                        if (n > 1) pin(s + t);
                     }
                 }
                 for (int t = 0; t < n; t++) s[t] = _mm256_madd_epi16(s[t], ones);
@@ -87,6 +92,7 @@ INLINE void gemm_tile(const int bits, const int group, const int symmetric, cons
                             low[t] = _mm256_add_epi32(low[t], _mm256_madd_epi16(a, ones));
                             s[t] = _mm256_add_epi32(s[t], _mm256_madd_epi16(b, ones));
                         }
+                        if (n > 1) pin(s + t);
                     }
                 }
                 if (bits == 6 && group == 32)

@@ -2,24 +2,48 @@
 #include "model.h"
 #include <stdlib.h>
 #include <string.h>
-#if defined(__linux__)
 #include <sys/mman.h>
-#endif
+
+enum { HUGE = 2 << 20, ARENA_PART = 64 << 20 };
 
 void *aligned_zeroed(size_t bytes) {
     void *p = NULL;
-    size_t align = bytes >= (4u << 20) ? 2u << 20 : 64; // large ones may get huge pages
-    if (posix_memalign(&p, align, bytes ? (bytes + 63) / 64 * 64 : 64)) return NULL;
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-    if (align > 64) madvise(p, bytes, MADV_HUGEPAGE);
-#endif
+    bytes = bytes ? (bytes + 63) / 64 * 64 : 64;
+    if (posix_memalign(&p, 64, bytes)) return NULL;
     memset(p, 0, bytes);
     return p;
 }
 
-int mat_init(mat_t *m, int kind, int rows, int cols, int group, int symmetric, float unit) {
+// Weights lie one after another in a few large mappings with huge pages: with pages of 4 KiB the hardware's prefetchers
+// stop at every boundary, and a decode step reads each weight once.
+void *arena_take(arena_t *a, size_t bytes) {
+    bytes = (bytes + 63) / 64 * 64;
+    if (!a->last || a->last->size - a->last->used < bytes) {
+        size_t size = (bytes + sizeof(arena_part_t) + 64 + HUGE - 1) / HUGE * HUGE;
+        if (size < ARENA_PART) size = ARENA_PART;
+        arena_part_t *part = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON, -1, 0);
+        if (part == MAP_FAILED) return NULL;
+#ifdef MADV_HUGEPAGE
+        madvise(part, size, MADV_HUGEPAGE);
+#endif
+        *part = (arena_part_t){a->last, size, (sizeof(arena_part_t) + 63) / 64 * 64};
+        a->last = part;
+    }
+    void *p = (char *)a->last + a->last->used;
+    a->last->used += bytes;
+    return p;
+}
+
+void arena_free(arena_t *a) {
+    while (a->last) {
+        arena_part_t *part = a->last;
+        a->last = part->previous;
+        munmap(part, part->size);
+    }
+}
+
+int mat_init(mat_t *m, arena_t *arena, int kind, int rows, int cols, int group, int symmetric, float unit) {
     const size_t blocks = ((size_t)rows + ROWS - 1) / ROWS;
-    free(m->data);
     *m = (mat_t){.kind = kind, .rows = rows, .cols = cols, .group = group, .symmetric = symmetric, .unit = unit,
                  .num_blocks = (int)blocks, .num_groups = cols / GROUP};
     if (kind >= MAT_F16)
@@ -33,7 +57,7 @@ int mat_init(mat_t *m, int kind, int rows, int cols, int group, int symmetric, f
     }
     m->block_bytes = (m->block_bytes + 63) / 64 * 64;
     m->num_bytes = blocks * m->block_bytes;
-    m->data = aligned_zeroed(m->num_bytes);
+    m->data = arena_take(arena, m->num_bytes);
     return m->data ? 0 : -1;
 }
 
@@ -137,7 +161,7 @@ static mat_t *mat_at(model_t *m, int layer, int slot) {
 
 EXPORT int roost_set_mat(model_t *m, int layer, int slot, int kind, int rows, int cols, int group, int symmetric, float unit) {
     if (kind >= MAT_F16) m->needs_floats = 1;
-    return mat_init(mat_at(m, layer, slot), kind, rows, cols, group, symmetric, unit);
+    return mat_init(mat_at(m, layer, slot), &m->arena, kind, rows, cols, group, symmetric, unit);
 }
 
 EXPORT void roost_pack(model_t *m, int layer, int slot, int first, int n, const void *rows, const float *scales,

@@ -24,10 +24,8 @@ static int init_thread(const model_t *m, thread_scratch_t *t) {
 EXPORT void roost_free(model_t *m) {
     if (!m) return;
     pool_free(m->pool);
-    for (int i = 0; m->layers && i < m->c.num_layers; i++) {
-        for (int k = 0; k < NUM_MATS; k++) free(m->layers[i].mats[k].data);
+    for (int i = 0; m->layers && i < m->c.num_layers; i++)
         for (int k = 0; k < NUM_VECS; k++) free(m->layers[i].vecs[k]);
-    }
     for (int i = 0; m->threads && i < m->c.num_threads; i++) {
         thread_scratch_t *t = m->threads + i;
         free(t->q), free(t->o), free(t->total), free(t->work), free(t->page), free(t->state), free(t->total_state);
@@ -38,7 +36,8 @@ EXPORT void roost_free(model_t *m) {
     free(w->h), free(w->qkv), free(w->branch), free(w->cos), free(w->sin), free(w->position), free(w->span_of);
     free(w->task), free(w->combine), free(w->partial_state), free(w->partial_o);
     act_free(&w->x), act_free(&w->attention), act_free(&w->ff);
-    free(m->layers), free(m->threads), free(m->counters), free(m->norm), free(m->embed.data), free(m->head.data), free(m->kv);
+    free(m->layers), free(m->threads), free(m->counters), free(m->norm), free(m->kv);
+    arena_free(&m->arena);
     free(m);
 }
 

@@ -20,6 +20,15 @@ enum {
     VEC_ATTN_POST_NORM, VEC_MLP_POST_NORM, NUM_VECS
 };
 
+typedef struct arena_part {
+    struct arena_part *previous;
+    size_t size, used;
+} arena_part_t;
+
+typedef struct {
+    arena_part_t *last;
+} arena_t;
+
 typedef struct {
     mat_t mats[NUM_MATS]; // MAT_Q .. MAT_DOWN
     float *vecs[NUM_VECS];
@@ -71,6 +80,7 @@ typedef struct model {
     const isa_t *isa;
     pool_t *pool;
     layer_t *layers;
+    arena_t arena; // of all matrices
     mat_t embed, head;
     float *norm;
     rope_t ropes[MAX_ROPES];
@@ -85,8 +95,10 @@ typedef struct model {
 } model_t;
 
 // memory.c
-void *aligned_zeroed(size_t bytes); // 64-byte aligned, NULL when there is none
-int mat_init(mat_t *m, int kind, int rows, int cols, int group, int symmetric, float unit);
+void *aligned_zeroed(size_t bytes);                // 64-byte aligned, NULL when there is none
+void *arena_take(arena_t *a, size_t bytes);        // the same, freed together
+void arena_free(arena_t *a);
+int mat_init(mat_t *m, arena_t *arena, int kind, int rows, int cols, int group, int symmetric, float unit);
 void mat_row(const mat_t *m, int row, float *out); // dequantizes one row
 int act_init(act_t *a, int tokens, int cols, int with_floats);
 void act_free(act_t *a);
