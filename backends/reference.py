@@ -139,7 +139,7 @@ class ReferenceRunner:
         w, arch, at = self._weights, self.arch, f"layers.{layer}."
         a = self._norm(x, f"{at}attn_norm")
         q, k, v = (a @ w[at + part].T + w.get(f"{at}{part}_bias", np.float32(0)) for part in "qkv")
-        q, k, v = (rows.reshape(len(x), -1, arch.head_dim) for rows in (q, k, v))
+        q, k, v = (rows.reshape(len(x), rows.shape[1] // arch.head_dim, arch.head_dim) for rows in (q, k, v))
         if arch.qk_norm:
             q, k = self._norm(q, f"{at}q_norm"), self._norm(k, f"{at}k_norm")
         a = self._attention(layer, q, k, v, spans) @ w[f"{at}o"].T
