@@ -29,6 +29,10 @@ RESERVE_SHARE = 0.05
 PROCESS_BYTES = 64 * MIB
 """Tokenizer, template and the endpoint's own buffers."""
 
+LOAD_SLICE_BYTES = 32 * MIB
+LOAD_COPIES = 4
+"""A matrix is unpacked in slices of this size while it loads, and some steps of that hold copies."""
+
 PANEL_ROWS, PANEL_COLS = 16, 32
 """The CPU kernels pack quantized matrices in panels: see backends/cpu/kernels/common.h."""
 
@@ -83,7 +87,8 @@ def estimate(source: WeightSource) -> Need:
     arch = source.arch
     row = 4 * (4 * arch.d_model + 2 * (arch.q_rows + arch.kv_rows) + 3 * arch.d_ff)
     scratch = STEP_TOKENS * row + FULL_CONTEXTS * arch.vocab_size * 8 + PROCESS_BYTES
-    return Need(sum(map(packed_bytes, infos)), scratch, max(map(unpacked_bytes, infos), default=0))
+    peak = LOAD_COPIES * min(LOAD_SLICE_BYTES, max(map(unpacked_bytes, infos), default=0))
+    return Need(sum(map(packed_bytes, infos)), scratch, peak)
 
 
 def packed_bytes(info: TensorInfo) -> int:
@@ -91,7 +96,11 @@ def packed_bytes(info: TensorInfo) -> int:
     if len(info.shape) != 2 or info.kind != "affine":
         width = 4 if len(info.shape) != 2 or info.kind == "f32" else 2
         return width * _count(info.shape)
-    rows, cols = (-(-size // unit) * unit for size, unit in zip(info.shape, (PANEL_ROWS, PANEL_COLS), strict=True))
+    rows, cols = (-(-size // unit) * unit for size, unit in zip(info.shape, (LOAD_SLICE_BYTES = 32 * MIB
+LOAD_COPIES = 4
+"""A matrix is unpacked in slices of this size while it loads, and some steps of that hold copies."""
+
+PANEL_ROWS, PANEL_COLS), strict=True))
     groups = rows * cols // PANEL_COLS
     return rows * cols * info.bits // 8 + groups * 2 * (PANEL_COLS // info.group + info.has_bias)
 
