@@ -143,5 +143,5 @@ class Backend(Protocol):
     def supports(self, arch: Architecture) -> Support: ...
 
     def load(self, shard: Shard, source: WeightSource, room: KVRoom) -> Runner:
-        """Load one shard. Raises UnsupportedModelError, ModelFileError or MemoryError's translation; never half-runs."""
+        """Load one shard. Raises UnsupportedModelError, ModelFileError or MemoryError; never half-runs."""
         ...

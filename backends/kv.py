@@ -1,4 +1,4 @@
-"""The KV tile: keys and values of one layer for a run of tokens, in the layout that every backend can read and write."""
+"""The KV tile: keys and values of one layer for a run of tokens, in the layout that every backend reads and writes."""
 
 from __future__ import annotations
 

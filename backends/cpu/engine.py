@@ -81,8 +81,10 @@ class CPURunner:
         self._model = self._lib.roost_new(ctypes.byref(config), backend.isa.encode())
         if not self._model:
             known = self._lib.roost_has_isa(backend.isa.encode())
-            raise MemoryError("threads or scratch") if known else UnsupportedModelError(
-                f"This CPU has no '{backend.isa}' instructions.", "Use 'auto'."
+            raise (
+                MemoryError("threads or scratch")
+                if known
+                else UnsupportedModelError(f"This CPU has no '{backend.isa}' instructions.", "Use 'auto'.")
             )
         try:
             self._set_layers()
@@ -193,7 +195,14 @@ class CPURunner:
             raise BatchError(f"Layer {layer} is not in layers {self.shard.start} to {self.shard.stop}.")
         pages = np.asarray(self._pool.blocks(seq), np.int32)
         self._lib.roost_kv(
-            self._model, layer - self.shard.start, address(pages), start, stop, int(store), address(keys), address(values)
+            self._model,
+            layer - self.shard.start,
+            address(pages),
+            start,
+            stop,
+            int(store),
+            address(keys),
+            address(values),
         )
 
     def memory(self) -> MemoryUse:

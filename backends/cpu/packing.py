@@ -24,7 +24,15 @@ def pack_weights(library: ctypes.CDLL, model: int, shard: Shard, source: WeightS
     """Load all tensors of a shard. Raises ModelFileError, UnsupportedModelError or MemoryError."""
     arch = source.arch
     d, q, kv = arch.d_model, arch.q_rows, arch.kv_rows
-    mats = {"q": (q, d), "k": (kv, d), "v": (kv, d), "o": (d, q), "gate": (arch.d_ff, d), "up": (arch.d_ff, d), "down": (d, arch.d_ff)}
+    mats = {
+        "q": (q, d),
+        "k": (kv, d),
+        "v": (kv, d),
+        "o": (d, q),
+        "gate": (arch.d_ff, d),
+        "up": (arch.d_ff, d),
+        "down": (d, arch.d_ff),
+    }
     vecs = {"attn_norm": d, "mlp_norm": d}
     if arch.qkv_bias:
         vecs |= {"q_bias": q, "k_bias": kv, "v_bias": kv}
@@ -88,7 +96,7 @@ def _format(info: TensorInfo) -> tuple[str, int, bool]:
     symmetric = not info.has_bias
     if symmetric and info.zero != 1 << (info.bits - 1):
         raise UnsupportedModelError(f"Tensor {info.name} is centred on {info.zero} in codes of {info.bits} bits.")
-    if info.bits not in (4, 5, 6, 8) or (info.group, info.bits, symmetric) != (16, 6, True) and info.group != 32:
+    if info.bits not in (4, 5, 6, 8) or ((info.group, info.bits, symmetric) != (16, 6, True) and info.group != 32):
         raise UnsupportedModelError(f"Tensor {info.name} has {info.bits} bits in groups of {info.group}.")
     return f"q{info.bits}", info.group, symmetric
 
