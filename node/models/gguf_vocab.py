@@ -140,6 +140,7 @@ def read_gguf_vocabulary(path: Path, cache: VocabCache) -> Vocabulary:
             literal=control_ids.union(user_defined),
             byte_level=model == "gpt2",
             bos_id=bos_id,
+            eos_id=named_ends[0],
             eos_ids=frozenset(ends),
             add_bos=bos_id is not None and fields.get("add_bos_token", bool, adds_bos),
             unk_id=fields.token_id("unknown_token_id", len(tokens)),

@@ -60,6 +60,7 @@ def read_hf_vocabulary(folder: Path) -> Vocabulary:
         literal=frozenset(added),
         byte_level=byte_level,
         bos_id=bos_id,
+        eos_id=by_text.get(_token_name(config.get("eos_token"))),
         eos_ids=frozenset(i for i in ends if i < len(tokens))
         | {control.id for control in controls if control.text in END_NAMES},
         add_bos=bos_id is not None and (adds_bos or config.get("add_bos_token") is True),

@@ -21,8 +21,8 @@ from node.models.vocab_cache import VocabCache
 class Tokenizer:
     """One model's vocabulary. Safe to use from several threads.
 
-    `eos_ids` holds every token that ends a turn, `control_ids` every token that text cannot produce. `vocab_size`
-    counts the ids; a model may have padding rows beyond it, which decode to nothing.
+    `eos_id` is the file's end of sequence, `eos_ids` holds every token that ends a turn, `control_ids` every token that
+    text cannot produce. `vocab_size` counts the ids; a model may have padding rows beyond it, which decode to nothing.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -33,6 +33,7 @@ class Tokenizer:
         self.control_ids = frozenset(control.id for control in vocabulary.controls)
         self._forbidden = self.control_ids - {vocabulary.unk_id}
         self.bos_id = vocabulary.bos_id
+        self.eos_id = vocabulary.eos_id
         self.eos_ids = vocabulary.eos_ids
         self.add_bos = vocabulary.add_bos
         self._bytes = _ByteTable(vocabulary)
@@ -149,8 +150,8 @@ class ControlScanner:
     def __iter__(self) -> Iterator[ControlToken]:
         return iter(self._by_text.values())
 
-    def find(self, text: str) -> Iterator[tuple[int, int, ControlToken]]:
-        """(start, stop, token) of every name in `text`, in order, none overlapping another."""
+    def find(self, text: str, *, overlapping: bool = False) -> Iterator[tuple[int, int, ControlToken]]:
+        """(start, stop, token) of the names in `text`, in order. Unless `overlapping`, none begins inside another."""
         position = 0
         while self._starts is not None and (candidate := self._starts.search(text, position)):
             start = candidate.start()
@@ -158,8 +159,8 @@ class ControlScanner:
             for length in self._lengths[text[start]]:
                 control = self._by_text.get(text[start : start + length])
                 if control is not None:
-                    position = start + length
-                    yield start, position, control
+                    position = start + (1 if overlapping else length)
+                    yield start, start + length, control
                     break
 
     def split(self, text: str) -> list[str | ControlToken]:

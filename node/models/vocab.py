@@ -74,6 +74,7 @@ class Vocabulary:
     core:       encodes plain text; it must not be able to produce a control token from their names in the text
     tokens:     every token's text as the file writes it, by id; "" where an id has none
     literal:    ids whose text stands for itself (control and user-defined), not in the byte-level alphabet
+    eos_id:     the one that the file calls its end of sequence; `eos_ids` are all that end a turn
     byte_level: the alphabet of GPT-2's byte-level BPE; otherwise SentencePiece's, with `<0xNN>` bytes
     """
 
@@ -83,6 +84,7 @@ class Vocabulary:
     literal: frozenset[int]
     byte_level: bool
     bos_id: int | None
+    eos_id: int | None
     eos_ids: frozenset[int]
     add_bos: bool
     unk_id: int | None = None
