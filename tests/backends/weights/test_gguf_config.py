@@ -81,7 +81,7 @@ def test_gemma3_layers() -> None:
 
 
 def test_gemma3_patterns_and_local_bases_that_newer_files_spell_out() -> None:
-    window = {"attention__sliding_window": 8}
+    window: dict[str, Any] = {"attention__sliding_window": 8}
     every_third = _arch(_metadata("gemma3", attention__sliding_window_pattern=3, **window))
     assert every_third.windows == (8, 8, 0) * 4
     flags = np.array([True, False] * 6)
@@ -93,7 +93,7 @@ def test_gemma3_patterns_and_local_bases_that_newer_files_spell_out() -> None:
 
 
 def test_gemma3_27b_scales_by_another_number() -> None:
-    size = {"embedding_length": 5376, "attention__head_count": 32, "attention__head_count_kv": 16}
+    size: dict[str, Any] = {"embedding_length": 5376, "attention__head_count": 32, "attention__head_count_kv": 16}
     arch = _arch(_metadata("gemma3", block_count=62, attention__key_length=128, **size))
     assert arch.attention_scale == pytest.approx(1 / math.sqrt(168))
     assert _arch(_metadata("gemma3", attention__key_length=128, **size)).attention_scale == 1 / math.sqrt(128)

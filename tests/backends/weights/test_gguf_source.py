@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def _dense(values: Affine | np.ndarray) -> np.ndarray:
 
 
 def _rewrite(
-    source: Path, target: Path, rename: dict[str, str | None] | None = None, extra: dict[str, Any] | None = None,
+    source: Path, target: Path, rename: Mapping[str, str | None] | None = None, extra: dict[str, Any] | None = None,
     part: tuple[int, int] | None = None,
 ) -> Path:  # fmt: skip
     """Copy a GGUF file with tensors renamed (None drops one) or added, or only one part (i of n) of its tensors."""

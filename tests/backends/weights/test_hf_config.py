@@ -53,7 +53,7 @@ def test_defaults() -> None:
 
 
 def test_qwen_slides_in_its_upper_layers_if_told_to() -> None:
-    window = {"sliding_window": 32, "max_window_layers": 4}
+    window: dict[str, Any] = {"sliding_window": 32, "max_window_layers": 4}
     assert hf_architecture(_config("qwen2", use_sliding_window=True, **window), "c").windows == (0, 0, 0, 0, 32, 32)
     assert hf_architecture(_config("qwen2", **window), "c").windows == (0,) * 6
 
