@@ -56,6 +56,9 @@ class GGUFSource:
             files[0].metadata, {name: tensor.shape for name, (_, tensor) in held.items()}, factors, where
         )
         self._stored = self._match(held)
+        vocabulary = "tokenizer.ggml.tokens"
+        if vocabulary in files[0].metadata and files[0].metadata.length(vocabulary) > self.arch.vocab_size:
+            raise ModelFileError(f"{where} has more tokens than embeddings.", "Download or convert the model again.")
 
     @classmethod
     def open(cls, path: Path) -> GGUFSource:

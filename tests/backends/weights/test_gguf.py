@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.errors import ModelError, ModelFileError, UnsupportedModelError
-from backends.weights import gguf as parser
+from backends.weights import gguf_header
 from backends.weights.gguf import GGUFFile
 from tests.models import tiny_arch, write_gguf
 
@@ -174,7 +174,7 @@ def test_type_numbers_of_the_future_are_refused_by_name(opened: Opener) -> None:
 
 
 def test_the_number_of_strings_is_bounded_over_all_arrays(opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parser, "MAX_STRINGS", 3)
+    monkeypatch.setattr(gguf_header, "MAX_STRINGS", 3)
     two = struct.pack("<IIQ", 9, 8, 2) + _string("x") + _string("y")
     with pytest.raises(ModelFileError, match="'b' declares 2 strings"):
         opened(_file([_string("a") + two, _string("b") + two]))

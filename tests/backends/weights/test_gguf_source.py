@@ -126,6 +126,12 @@ def test_missing_tensors_and_wrong_shapes_are_refused(tmp_path: Path) -> None:
         GGUFSource.open(_rewrite(path, tmp_path / "blind.gguf", {"token_embd.weight": None}))
 
 
+def test_a_vocabulary_beyond_the_embeddings_is_refused(tmp_path: Path) -> None:
+    tokens = {"tokenizer.ggml.tokens": [str(i) for i in range(321)]}
+    with pytest.raises(ModelFileError, match="more tokens than embeddings"):
+        GGUFSource.open(write_gguf(tmp_path / "x.gguf", tiny_arch("llama"), metadata=tokens))
+
+
 def test_tensors_that_nothing_would_use_are_refused(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "x.gguf", tiny_arch("llama"))
     extra = {"blk.0.attn_output.bias": np.zeros(64, np.float32)}
