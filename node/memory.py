@@ -96,11 +96,7 @@ def packed_bytes(info: TensorInfo) -> int:
     if len(info.shape) != 2 or info.kind != "affine":
         width = 4 if len(info.shape) != 2 or info.kind == "f32" else 2
         return width * _count(info.shape)
-    rows, cols = (-(-size // unit) * unit for size, unit in zip(info.shape, (LOAD_SLICE_BYTES = 32 * MIB
-LOAD_COPIES = 4
-"""A matrix is unpacked in slices of this size while it loads, and some steps of that hold copies."""
-
-PANEL_ROWS, PANEL_COLS), strict=True))
+    rows, cols = (-(-size // unit) * unit for size, unit in zip(info.shape, (PANEL_ROWS, PANEL_COLS), strict=True))
     groups = rows * cols // PANEL_COLS
     return rows * cols * info.bits // 8 + groups * 2 * (PANEL_COLS // info.group + info.has_bias)
 
