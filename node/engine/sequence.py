@@ -50,7 +50,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """log-probability (natural) of a chosen token after logit_bias and penalties, before temperature and truncation, and the `top` alternatives."""
+    """Natural log-probability of a chosen token, after logit_bias and penalties and before temperature and truncation,
+    and the `top` alternatives, most probable first."""
 
     token: int
     logprob: float
@@ -99,3 +100,38 @@ class Finished:
 
 
 Event = Progress | Delta | Finished
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """The scheduler's record of one request.
+
+    `tokens` are prompt and output. The first `sent` of them have gone down the pipeline under the id `seq`, which
+    changes when the sequence is preempted and starts anew (-1 while it waits). `pending` says that a step is on its way
+    which will sample the next token, `started` that the last stage knows how to sample for this id.
+    """
+
+    request: Request
+    tokens: list[int]
+    limit: int
+    seq: int = -1
+    sent: int = 0
+    pending: bool = False
+    started: bool = False
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def is_decoding(self) -> bool:
+        """One token is left to send: the one that was sampled last."""
+        return self.num_output > 0 and self.sent == len(self.tokens) - 1
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.tokens) >= self.limit

@@ -1,0 +1,186 @@
+"""Who takes part in the next step. Pure: ints in, a batch out, no clock and no tensors but the batch's tokens.
+
+Continuous batching: each step carries one token of every decoding sequence and chunks of prompts. While somebody
+decodes, chunks are small (`mixed_tokens`), so that a new prompt slows streams down but never stops them. Several prompts
+share a step's budget evenly, the oldest first. Requests are admitted in order of arrival while their prompt fits the
+cache; when decoding runs out of room, the youngest sequence gives its room up and is computed again later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from backends.base import PAGE_TOKENS, Batch, Command, Drop, Span
+from backends.pool import BlockPool
+from node.engine.sequence import Request, Sequence
+from node.errors import ContextLengthError, EngineError
+from node.worker import SequenceStart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """context: prompt and answer together. num_pages: KV room, the same at every stage. step_tokens: most tokens of a
+    step. mixed_tokens: most prompt tokens of a step in which somebody decodes. max_prefills: prompts that share a step.
+    """
+
+    context: int
+    num_pages: int
+    step_tokens: int = 512
+    mixed_tokens: int = 96
+    max_running: int = 16
+    max_prefills: int = 4
+
+    @property
+    def max_tokens(self) -> int:
+        """What one sequence can hold at most."""
+        return min(self.context, self.num_pages * PAGE_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step as decided: what goes down the pipeline, and which sequences took part."""
+
+    batch: Batch
+    starts: tuple[SequenceStart, ...]
+    sequences: tuple[Sequence, ...]
+
+
+class Scheduler:
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+        self._pool = BlockPool(limits.num_pages, PAGE_TOKENS)  # mirrors the room at every stage
+        self._commands: list[Command] = []
+        self._next_seq = 0
+
+    def add(self, request: Request) -> Sequence:
+        """Queue a request. Raises ContextLengthError when it can never run."""
+        check_length(request, self.limits)
+        limit = min(self.limits.max_tokens, len(request.prompt) + request.max_tokens)
+        sequence = Sequence(request, list(request.prompt), limit)
+        self.waiting.append(sequence)
+        return sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        """Finished, cancelled or failed, in whatever phase. Its room comes back with the next step."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self._drop(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+
+    def sampled(self, sequence: Sequence, token: int) -> None:
+        sequence.tokens.append(token)
+        sequence.pending = False
+
+    @property
+    def pages_used(self) -> int:
+        return self.limits.num_pages - self._pool.num_free
+
+    def schedule(self) -> Step | None:
+        """The next step, or None when nothing can be sent now."""
+        self._admit()
+        chosen = list(self._decodes())
+        budget = self.limits.step_tokens - len(chosen)
+        if chosen:
+            budget = min(budget, self.limits.mixed_tokens)
+        chosen += self._prefills(budget)
+        spans, tokens, starts, sequences = [], [], [], []
+        # Oldest first: whoever is preempted for want of room is younger, so not in the batch yet.
+        age = {id(sequence): i for i, sequence in enumerate(self.running)}
+        for sequence, count in sorted(chosen, key=lambda pair: age[id(pair[0])]):
+            if sequence.seq < 0:
+                continue  # preempted for the sake of an older one
+            is_last = sequence.sent + count == len(sequence.tokens)
+            span = Span(sequence.seq, sequence.sent, count, int(is_last))
+            if not self._make_room(span, sequence):
+                continue
+            spans.append(span)
+            tokens += sequence.tokens[sequence.sent : sequence.sent + count]
+            sequences.append(sequence)
+            if is_last and not sequence.started:
+                starts.append(self._start(sequence))
+                sequence.started = True
+            sequence.sent += count
+            sequence.pending = is_last
+        if not spans:
+            return None
+        batch = Batch(tuple(spans), np.array(tokens, np.int32), tuple(self._commands))
+        self._commands.clear()
+        return Step(batch, tuple(starts), tuple(sequences))
+
+    def _admit(self) -> None:
+        promised = sum(self._missing_pages(sequence) for sequence in self.running)
+        while self.waiting and len(self.running) < self.limits.max_running:
+            sequence = self.waiting[0]
+            needed = -(-min(len(sequence.tokens) + 1, self.limits.max_tokens) // PAGE_TOKENS)
+            if promised + needed > self._pool.num_free:
+                return
+            promised += needed
+            self.waiting.popleft()
+            sequence.seq, sequence.sent = self._next_seq, 0
+            sequence.pending = sequence.started = False
+            self._next_seq += 1
+            self.running.append(sequence)
+
+    def _missing_pages(self, sequence: Sequence) -> int:
+        return max(0, -(-len(sequence.tokens) // PAGE_TOKENS) - len(self._pool.blocks(sequence.seq)))
+
+    def _decodes(self) -> Iterator[tuple[Sequence, int]]:
+        for sequence in self.running:
+            if sequence.is_decoding and not sequence.pending:
+                yield sequence, 1
+
+    def _prefills(self, budget: int) -> Iterator[tuple[Sequence, int]]:
+        ready = [s for s in self.running if not s.is_decoding and s.sent < len(s.tokens)][: self.limits.max_prefills]
+        for i, sequence in enumerate(ready):
+            share = -(-budget // (len(ready) - i))
+            count = min(share, len(sequence.tokens) - sequence.sent)
+            if count > 0:
+                budget -= count
+                yield sequence, count
+
+    def _make_room(self, span: Span, sequence: Sequence) -> bool:
+        """Take pages for a span; the youngest sequences give theirs up if need be."""
+        while not self._pool.room_for([span]):
+            youngest = self.running[-1]
+            if youngest is sequence:
+                if len(self.running) == 1:
+                    raise EngineError(
+                        f"A single sequence of {span.start + span.count} tokens does not fit the cache of "
+                        f"{self.limits.num_pages} pages.",
+                        "This is a fault of the scheduler; please report it.",
+                    )
+                self._preempt(youngest)
+                return False
+            self._preempt(youngest)
+        self._pool.extend_all([span])
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._drop(sequence)
+        self.waiting.appendleft(sequence)
+        self.num_preemptions += 1
+
+    def _drop(self, sequence: Sequence) -> None:
+        command = Drop(sequence.seq)
+        self._pool.apply(command)
+        self._commands.append(command)
+        sequence.seq = -1
+
+    def _start(self, sequence: Sequence) -> SequenceStart:
+        r = sequence.request
+        return SequenceStart(sequence.seq, r.sampling, r.prompt, tuple(sequence.tokens[sequence.num_prompt :]))
+
+
+def check_length(request: Request, limits: Limits) -> None:
+    """Raises ContextLengthError when there is no room for the prompt and one token of answer."""
+    if len(request.prompt) + 1 > limits.max_tokens:
+        raise ContextLengthError(len(request.prompt), limits.max_tokens)
