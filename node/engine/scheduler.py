@@ -1,9 +1,9 @@
 """Who takes part in the next step. Pure: ints in, a batch out, no clock and no tensors but the batch's tokens.
 
 Continuous batching: each step carries one token of every decoding sequence and chunks of prompts. While somebody
-decodes, chunks are small (`mixed_tokens`), so that a new prompt slows streams down but never stops them. Several prompts
-share a step's budget evenly, the oldest first. Requests are admitted in order of arrival while their prompt fits the
-cache; when decoding runs out of room, the youngest sequence gives its room up and is computed again later.
+decodes, chunks are small (`mixed_tokens`), so that a new prompt slows streams down but never stops them. Several
+prompts share a step's budget evenly, the oldest first. Requests are admitted in order of arrival while their prompt
+fits the cache; when decoding runs out of room, the youngest sequence gives its room up and is computed again later.
 """
 
 from __future__ import annotations
