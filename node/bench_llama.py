@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -42,6 +43,10 @@ def require() -> None:
     """Raises UsageError when llama-cpp-python is not installed."""
     if find_spec("llama_cpp") is None:
         raise UsageError("--against llama needs llama-cpp-python.", "Install it: pip install 'roost[llama]'")
+
+
+def version() -> str:
+    return metadata.version("llama-cpp-python")
 
 
 def take_turn(turn: Turn) -> Timing:

@@ -20,7 +20,7 @@ COMMANDS = {
     "status": "What runs here, and how it does.",
     "run": "Ask a model one question, or chat with it.",
     "pull": "Fetch a model.",
-    "models": "List the installed models and those that can be pulled.",
+    "models": "List the installed models; with --all what can be pulled.",
     "rm": "Remove an installed model.",
     "bench": "Measure prefill, decode and memory bandwidth.",
 }
