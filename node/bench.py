@@ -1,7 +1,7 @@
 """How fast a model runs here, through the real engine loop, and how close that is to what the memory could give.
 
-Nothing is assumed: the roof is the read bandwidth that the backend's own threads reach in the same run. With llama.cpp as
-the measure, turns alternate (ours, theirs, ours, ...), so that a machine that slows down slows both.
+Nothing is assumed: the roof is the read bandwidth that the backend's own threads reach in the same run. With llama.cpp
+as the measure, turns alternate (ours, theirs, ours, ...), so that a machine that slows down slows both.
 """
 
 from __future__ import annotations

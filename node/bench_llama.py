@@ -11,9 +11,10 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
-from importlib import metadata
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from node.errors import EngineError, UsageError
 
@@ -65,8 +66,9 @@ def take_turn(turn: Turn) -> Timing:
 
 
 def measure(turn: Turn) -> Timing:
-    import llama_cpp
     import numpy as np
+
+    llama_cpp: Any = import_module("llama_cpp")
 
     llama_cpp.llama_backend_init()
     model = llama_cpp.llama_model_load_from_file(turn.path.encode(), llama_cpp.llama_model_default_params())

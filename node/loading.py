@@ -100,6 +100,6 @@ def _load(backend: CPUBackend, source: WeightSource, plan: MemoryPlan, model_id:
         return backend.load(Shard.whole(source.arch.num_layers), source, KVRoom.for_tokens(plan.kv_tokens))
     except MemoryError as exc:
         raise MemoryShortageError(
-            f"The system gave no memory for {model_id} ({exc}), though {format_bytes(plan.budget.num_bytes)} seemed free.",
+            f"The system gave no memory for {model_id} ({exc}); {format_bytes(plan.budget.num_bytes)} seemed free.",
             "Use a smaller --context or model, or close other programs.",
         ) from exc
