@@ -47,14 +47,14 @@ def run(loaded: Loaded, threads: int, plan: Plan, note: Callable[[str], None]) -
     take_turn(engine, prompts.pop(), plan.decode)
     ours: list[tuple[float, float]] = []
     theirs: list[tuple[float, float]] = []
+    bandwidth: list[float] = []
     for i, prompt in enumerate(prompts, start=1):
         note(f"turn {i} of {plan.repeat}")
         ours.append(rates(plan, take_turn(engine, prompt, plan.decode)))
         if plan.against_llama:
             turn = bench_llama.Turn(str(loaded.path), threads, prompt, plan.decode)
             theirs.append(rates(plan, bench_llama.take_turn(turn)))
-    note("measuring memory bandwidth")
-    bandwidth = measured_bandwidth(threads)
+        bandwidth.append(measured_bandwidth(threads))
     bytes_a_token = decode_bytes(loaded, plan)
     decode_rate = statistics.median(decode for _, decode in ours)
     document = {
@@ -109,9 +109,10 @@ def random_prompt(vocab_size: int, length: int, seed: int) -> tuple[int, ...]:
     return tuple(int(token) for token in np.random.default_rng(seed).integers(0, vocab_size, length))
 
 
-def measured_bandwidth(threads: int) -> list[float]:
+def measured_bandwidth(threads: int) -> float:
+    """Bytes per second, the best of three reads: what the memory can give at this moment."""
     try:
-        return [float(rate) for rate in read_bandwidth(threads)]
+        return max(float(rate) for rate in read_bandwidth(threads, repeats=3))
     except MemoryError as exc:
         raise MemoryShortageError("Measuring the memory takes 512 MiB, which are not free.", "Close programs.") from exc
 

@@ -37,9 +37,13 @@ def device_name() -> str:
 
 
 def document(
-    settings: Settings, facts: Facts, deployments: Iterable[Deployment], requests: dict[str, dict[str, Any]]
+    settings: Settings,
+    facts: Facts,
+    deployments: Iterable[Deployment],
+    loading: Iterable[str],
+    requests: dict[str, dict[str, Any]],
 ) -> dict[str, Any]:
-    """`requests` maps a deployment's id to its counters."""
+    """`loading` are models that cannot answer yet; `requests` maps a deployment's id to its counters."""
     node = {
         "id": facts.node_id,
         "name": settings.name,
@@ -63,7 +67,8 @@ def document(
                 "requests": requests.get(deployment.id, {}),
             }
             for deployment in deployments
-        ],
+        ]
+        + [{"model": model, "state": "loading", "plan": None, "requests": {}} for model in loading],
     }
 
 

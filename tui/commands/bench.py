@@ -35,7 +35,7 @@ def command(
     )
     from node import bench, bench_llama
     from node.loading import load_deployment
-    from tui.choose import chosen_model
+    from tui.choose import fetched_model
 
     if against:
         bench_llama.require()
@@ -43,7 +43,7 @@ def command(
     if pid := InstanceLock(settings.home).holder():
         note(f"a node runs here (pid {pid}); what it does meanwhile makes these figures worse")
     store = ModelStore(settings.home)
-    loaded = load_deployment(settings, chosen_model(settings, store), store)
+    loaded = load_deployment(settings, fetched_model(settings, store), store)
     try:
         plan = bench.Plan(prompt, decode, repeat, against == "llama")
         document = bench.run(loaded, settings.num_threads, plan, note)

@@ -6,14 +6,13 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from node.config import Settings, load
 from node.errors import NodeNotRunningError, RoostError, UsageError
 from node.instance import prepare_home
-from node.models.catalog import canonical
 from node.models.store import ModelStore
 from tui.client import NodeClient
 from tui.options import Context, Home, Memory, Threads
@@ -65,23 +64,23 @@ def with_piped(prompt: str | None) -> str | None:
 def answering(settings: Settings) -> Iterator[Answerer]:
     """Whoever answers for the model."""
     from tui.chat import LocalAnswerer, NodeAnswerer
+    from tui.choose import reference
 
+    store = ModelStore(settings.home)
+    model = reference(settings.model or "", store)
     answerer = None
     with contextlib.suppress(NodeNotRunningError), NodeClient(settings.home) as client:
-        document = client.status()
-        if canonical(settings.model or "") in served(document):
-            answerer = NodeAnswerer(document["api"], canonical(settings.model or ""))
+        document, running = client.status(), client.settings()["model"]
+        ready = [deployment["model"] for deployment in document["deployments"] if deployment["state"] == "ready"]
+        if ready and model in (running, *ready):
+            answerer = NodeAnswerer(document["api"], ready[0])
     if answerer is None:
         from node.loading import load_deployment
 
         prepare_home(settings.home)
-        answerer = LocalAnswerer(load_deployment(settings, settings.model or "", ModelStore(settings.home)))
+        answerer = LocalAnswerer(load_deployment(settings, model, store))
     with contextlib.closing(answerer):
         yield answerer
-
-
-def served(document: dict[str, Any]) -> set[str]:
-    return {deployment["model"] for deployment in document["deployments"] if deployment["state"] == "ready"}
 
 
 def say(pieces: Iterator[str]) -> str:

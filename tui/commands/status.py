@@ -28,8 +28,10 @@ def command(home: Home = None, as_json: Json = False) -> None:
 
 def describe(deployment: dict[str, Any]) -> str:
     plan, requests = deployment["plan"], deployment["requests"]
-    counts = ", ".join(f"{value} {name}" for name, value in requests.items() if isinstance(value, int))
+    if plan is None:
+        return f"model   {deployment['model']}  {deployment['state']}"
+    counts = ", ".join(f"{requests[name]} {name}" for name in ("running", "waiting", "finished", "failed"))
     return (
         f"model   {deployment['model']}  {deployment['state']}  {plan['mode']}  "
-        f"context {plan['predicted']['context']}" + (f"  ({counts})" if counts else "")
+        f"context {plan['predicted']['context']}  ({counts})"
     )
