@@ -18,15 +18,15 @@ static int grow(void **p, size_t count, size_t size) {
 }
 
 // Lists the tasks of a step. `fused` says that every span is one token, whose keys its own task can append.
-int attention_plan(model_t *m, const step_t *s, int *num_tasks, int *num_combines, int *fused) {
+int attention_plan(model_t *m, const step_t *s) {
     scratch_t *w = &m->scratch;
     const int heads = m->c.num_kv_heads, group = m->c.num_heads / heads;
     int tasks = 0, combines = 0, partials = 0;
     for (int pass = 0; pass < 2; pass++) { // count, then fill
         tasks = combines = partials = 0;
-        *fused = 1;
+        m->plan.fused = 1;
         for (int i = 0; i < s->num_spans; i++) {
-            if (s->count[i] > 1) *fused = 0;
+            if (s->count[i] > 1) m->plan.fused = 0;
             const int alone = s->count[i] <= m->attn_tokens;
             for (int first = 0; first < s->count[i]; first += m->attn_tokens) {
                 const int count = s->count[i] - first < m->attn_tokens ? s->count[i] - first : m->attn_tokens;
@@ -64,7 +64,7 @@ int attention_plan(model_t *m, const step_t *s, int *num_tasks, int *num_combine
             w->partial_rows = rows;
         }
     }
-    *num_tasks = tasks, *num_combines = combines;
+    m->plan.num_tasks = tasks, m->plan.num_combines = combines;
     return 0;
 }
 

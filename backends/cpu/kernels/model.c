@@ -36,7 +36,7 @@ EXPORT void roost_free(model_t *m) {
     free(w->h), free(w->qkv), free(w->branch), free(w->cos), free(w->sin), free(w->position), free(w->span_of);
     free(w->task), free(w->combine), free(w->partial_state), free(w->partial_o);
     act_free(&w->x), act_free(&w->attention), act_free(&w->ff);
-    free(m->layers), free(m->threads), free(m->counters), free(m->norm), free(m->kv);
+    free(m->layers), free(m->threads), free(m->norm), free(m->kv);
     arena_free(&m->arena);
     free(m);
 }
@@ -49,12 +49,10 @@ EXPORT model_t *roost_new(const config_t *c, const char *isa) {
     m->c = *c, m->isa = table;
     m->attn_tokens = 64 / (c->num_heads / c->num_kv_heads);
     m->attn_tokens = m->attn_tokens < 1 ? 1 : m->attn_tokens > ATTN_TOKENS ? ATTN_TOKENS : m->attn_tokens;
-    m->num_counters = 10 * c->num_layers + 8;
-    m->pool = pool_new(c->num_threads);
+    m->pool = pool_new(c->num_threads, 10 * c->num_layers + 8);
     m->layers = calloc((size_t)c->num_layers, sizeof(layer_t));
     m->threads = calloc((size_t)c->num_threads, sizeof(thread_scratch_t));
-    m->counters = aligned_zeroed((size_t)m->num_counters * sizeof *m->counters);
-    int ok = m->pool && m->layers && m->threads && m->counters;
+    int ok = m->pool && m->layers && m->threads;
     for (int i = 0; ok && i < c->num_threads; i++) ok = !init_thread(m, m->threads + i);
     if (ok) return m;
     roost_free(m);

@@ -90,8 +90,8 @@ typedef struct model {
     int32_t num_pages;
     scratch_t scratch;
     thread_scratch_t *threads;
-    struct counter { _Alignas(64) int next; } *counters; // one for each phase of a step
-    int num_counters;
+    step_t step; // the one that is being taken, with its attention plan
+    struct { int num_tasks, num_combines, fused; } plan;
 } model_t;
 
 // memory.c
@@ -105,7 +105,7 @@ void act_free(act_t *a);
 half_t *kv_page(const model_t *m, int layer, int page, int head); // keys [head_dim][PAGE], then values [PAGE][head_dim]
 
 // attention.c
-int attention_plan(model_t *m, const step_t *s, int *num_tasks, int *num_combines, int *fused);
+int attention_plan(model_t *m, const step_t *s);
 void attention_append(model_t *m, const step_t *s, int layer, int token, int kv_head, thread_scratch_t *t);
 void attention_run(model_t *m, const step_t *s, int layer, const attn_task_t *task, int fused, thread_scratch_t *t);
 void attention_combine(model_t *m, const attn_task_t *task, thread_scratch_t *t, const step_t *s);

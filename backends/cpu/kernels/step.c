@@ -1,41 +1,32 @@
 // One forward pass of a shard over a ragged batch. All threads walk the same phases together.
 #include "model.h"
 #include <math.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
+// What a step needs, kept in the model: a thread that is late may still look at it when the step is over.
 typedef struct {
-    model_t *m;
-    const step_t *s;
-    int num_tasks, num_combines, fused;
-} run_t;
-
-typedef struct {
-    run_t *run;
     model_t *m;
     const isa_t *isa;
     thread_scratch_t *scratch;
-    int T, phase;
-} walk_t;
-
-// Tasks are taken, not dealt: a thread that was held up leaves its share to the others.
-static int take(walk_t *w, int chunk) { return __atomic_fetch_add(&w->m->counters[w->phase].next, chunk, __ATOMIC_RELAXED); }
+    const step_t *s;
+    int T;
+    walk_t *walk;
+} ctx_t;
 
 #define TASKS(i, count, chunk) \
-    for (int taken = take(w, chunk); taken < (count); taken = take(w, chunk)) \
-        for (int i = taken; i < taken + (chunk) && i < (count); i++)
+    for (int taken = pool_take(w->walk, count, chunk), end; \
+         taken >= 0 && (end = taken + (chunk) < (count) ? taken + (chunk) : (count)); \
+         pool_done(w->walk, count, end - taken), taken = pool_take(w->walk, count, chunk)) \
+        for (int i = taken; i < end; i++)
 
-static void meet(walk_t *w) { pool_barrier(w->m->pool), w->phase++; }
-static void next_phase(walk_t *w) { w->phase++; }
-
-static int chunk_of(const walk_t *w, int tasks) {
+static int chunk_of(const ctx_t *w, int tasks) {
     int c = w->T > 4 ? 1 : tasks / (8 * w->m->c.num_threads);
     return c < 1 ? 1 : c > 16 ? 16 : c;
 }
 
 // y[token][column + row] (+)= panel `block` · x + bias
-static void project(const walk_t *w, const mat_t *mat, int block, const act_t *x, int T, float *y, size_t ld,
+static void project(const ctx_t *w, const mat_t *mat, int block, const act_t *x, int T, float *y, size_t ld,
                     const float *bias, int accumulate) {
     float tile[TILE_TOKENS * ROWS];
     const int first = block * ROWS, rows = mat->rows - first < ROWS ? mat->rows - first : ROWS;
@@ -56,7 +47,7 @@ static void project(const walk_t *w, const mat_t *mat, int block, const act_t *x
 }
 
 // Two panels of gate and up: 32 rows of the hidden layer, ready as one quantized group of the next product.
-static void gate_and_up(const walk_t *w, const layer_t *l, int pair) {
+static void gate_and_up(const ctx_t *w, const layer_t *l, int pair) {
     float g[TILE_TOKENS * ROWS], u[TILE_TOKENS * ROWS], both[TILE_TOKENS][2 * ROWS];
     for (int t0 = 0; t0 < w->T; t0 += TILE_TOKENS) {
         const int n = w->T - t0 < TILE_TOKENS ? w->T - t0 : TILE_TOKENS;
@@ -70,7 +61,7 @@ static void gate_and_up(const walk_t *w, const layer_t *l, int pair) {
     }
 }
 
-static void norm_token(const walk_t *w, const float *weights, int token, const act_t *into) {
+static void norm_token(const ctx_t *w, const float *weights, int token, const act_t *into) {
     const int d = w->m->c.d_model;
     float *out = w->scratch->total; // free between attention tasks, and wide enough
     w->isa->rmsnorm(w->m->scratch.h + (size_t)token * d, weights, d, w->m->c.norm_eps, out);
@@ -78,7 +69,7 @@ static void norm_token(const walk_t *w, const float *weights, int token, const a
 }
 
 // Normalizes the residual into quantized activations, after adding a branch that has its own norm (post-norm models).
-static void norm_phase(walk_t *w, const float *weights, const float *post) {
+static void norm_phase(ctx_t *w, const float *weights, const float *post) {
     const int d = w->m->c.d_model;
     TASKS(t, w->T, 1) {
         if (post) {
@@ -88,13 +79,13 @@ static void norm_phase(walk_t *w, const float *weights, const float *post) {
         }
         if (weights) norm_token(w, weights, t, &w->m->scratch.x);
     }
-    meet(w);
+    pool_meet(w->walk, w->T);
 }
 
-static void layer(walk_t *w, int index, const float *previous_post) {
+static void layer(ctx_t *w, int index, const float *previous_post) {
     model_t *m = w->m;
     const layer_t *l = m->layers + index;
-    const step_t *s = w->run->s;
+    const step_t *s = w->s;
     const int hd = m->c.head_dim, q_rows = m->c.num_heads * hd, kv_rows = m->c.num_kv_heads * hd;
     const size_t qkv_ld = (size_t)(q_rows + 2 * kv_rows), d = (size_t)m->c.d_model;
     const int accumulate = !m->c.post_norms;
@@ -103,7 +94,8 @@ static void layer(walk_t *w, int index, const float *previous_post) {
     norm_phase(w, l->vecs[VEC_ATTN_NORM], previous_post);
 
     const int qb = l->mats[MAT_Q].num_blocks, kb = l->mats[MAT_K].num_blocks, vb = l->mats[MAT_V].num_blocks;
-    TASKS(i, qb + kb + vb, chunk_of(w, qb + kb + vb)) {
+    const int qkv_chunk = chunk_of(w, qb + kb + vb);
+    TASKS(i, qb + kb + vb, qkv_chunk) {
         if (i < qb)
             project(w, &l->mats[MAT_Q], i, &m->scratch.x, w->T, m->scratch.qkv, qkv_ld, l->vecs[VEC_Q_BIAS], 0);
         else if (i < qb + kb)
@@ -112,34 +104,33 @@ static void layer(walk_t *w, int index, const float *previous_post) {
             project(w, &l->mats[MAT_V], i - qb - kb, &m->scratch.x, w->T, m->scratch.qkv + q_rows + kv_rows, qkv_ld,
                     l->vecs[VEC_V_BIAS], 0);
     }
-    meet(w);
+    pool_meet(w->walk, qb + kb + vb);
 
-    if (!w->run->fused) {
+    if (!m->plan.fused) {
         TASKS(t, w->T, 4) for (int h = 0; h < m->c.num_kv_heads; h++) attention_append(m, s, index, t, h, w->scratch);
-        meet(w);
-    } else
-        next_phase(w);
-    TASKS(i, w->run->num_tasks, 1) attention_run(m, s, index, m->scratch.task + i, w->run->fused, w->scratch);
-    meet(w);
-    if (w->run->num_combines) {
-        TASKS(i, w->run->num_combines, 1) attention_combine(m, m->scratch.combine + i, w->scratch, s);
-        meet(w);
-    } else
-        next_phase(w);
+        pool_meet(w->walk, w->T);
+    }
+    TASKS(i, m->plan.num_tasks, 1) attention_run(m, s, index, m->scratch.task + i, m->plan.fused, w->scratch);
+    pool_meet(w->walk, m->plan.num_tasks);
+    if (m->plan.num_combines) {
+        TASKS(i, m->plan.num_combines, 1) attention_combine(m, m->scratch.combine + i, w->scratch, s);
+        pool_meet(w->walk, m->plan.num_combines);
+    }
 
     const int ob = l->mats[MAT_O].num_blocks, pairs = m->c.d_ff / GROUP, db = l->mats[MAT_DOWN].num_blocks;
-    TASKS(i, ob, chunk_of(w, ob)) project(w, &l->mats[MAT_O], i, &m->scratch.attention, w->T, into, d, NULL, accumulate);
-    meet(w);
+    const int o_chunk = chunk_of(w, ob), pair_chunk = chunk_of(w, pairs), down_chunk = chunk_of(w, db);
+    TASKS(i, ob, o_chunk) project(w, &l->mats[MAT_O], i, &m->scratch.attention, w->T, into, d, NULL, accumulate);
+    pool_meet(w->walk, ob);
     norm_phase(w, l->vecs[VEC_MLP_NORM], l->vecs[VEC_ATTN_POST_NORM]);
-    TASKS(i, pairs, chunk_of(w, pairs)) gate_and_up(w, l, i);
-    meet(w);
-    TASKS(i, db, chunk_of(w, db)) project(w, &l->mats[MAT_DOWN], i, &m->scratch.ff, w->T, into, d, NULL, accumulate);
-    meet(w);
+    TASKS(i, pairs, pair_chunk) gate_and_up(w, l, i);
+    pool_meet(w->walk, pairs);
+    TASKS(i, db, down_chunk) project(w, &l->mats[MAT_DOWN], i, &m->scratch.ff, w->T, into, d, NULL, accumulate);
+    pool_meet(w->walk, db);
 }
 
-static void enter(walk_t *w) {
+static void enter(ctx_t *w) {
     model_t *m = w->m;
-    const step_t *s = w->run->s;
+    const step_t *s = w->s;
     const int half = m->c.head_dim / 2;
     const size_t d = (size_t)m->c.d_model;
     TASKS(t, w->T, 4) {
@@ -158,33 +149,35 @@ static void enter(walk_t *w) {
             }
         }
     }
-    meet(w);
+    pool_meet(w->walk, w->T);
 }
 
-static void leave(walk_t *w, const float *post) {
+static void leave(ctx_t *w, const float *post) {
     model_t *m = w->m;
-    const step_t *s = w->run->s;
+    const step_t *s = w->s;
     const size_t d = (size_t)m->c.d_model;
     if (post) norm_phase(w, NULL, post);
     if (!m->c.has_head) {
         TASKS(t, w->T, 16) memcpy(s->out + (size_t)t * d, m->scratch.h + (size_t)t * d, d * 4);
+        pool_meet(w->walk, w->T);
         return;
     }
-    TASKS(i, s->num_logits, 1) {
+    const int rows = s->num_logits;
+    if (!rows) return;
+    TASKS(i, rows, 1) {
         float *out = w->scratch->total;
         w->isa->rmsnorm(m->scratch.h + (size_t)s->logit_rows[i] * d, m->norm, (int)d, m->c.norm_eps, out);
         w->isa->quantize(out, (int)d, &m->scratch.x, i, 0);
     }
-    meet(w);
+    pool_meet(w->walk, rows);
     const mat_t *head = m->head.kind == MAT_NONE ? &m->embed : &m->head;
-    TASKS(i, head->num_blocks, 8)
-        project(w, head, i, &m->scratch.x, s->num_logits, s->out, (size_t)head->rows, NULL, 0);
+    TASKS(i, head->num_blocks, 8) project(w, head, i, &m->scratch.x, rows, s->out, (size_t)head->rows, NULL, 0);
+    pool_meet(w->walk, head->num_blocks);
 }
 
-static void walk(void *arg, int thread) {
-    run_t *run = arg;
-    model_t *m = run->m;
-    walk_t state = {run, m, m->isa, m->threads + thread, run->s->num_tokens, 0}, *w = &state;
+static void walk_layers(void *arg, walk_t *walk) {
+    model_t *m = arg;
+    ctx_t state = {m, m->isa, m->threads + walk->thread, &m->step, m->step.num_tokens, walk}, *w = &state;
     const float *post = NULL;
     enter(w);
     for (int i = 0; i < m->c.num_layers; i++) {
@@ -219,12 +212,12 @@ static int reserve(model_t *m, int T) {
 
 // Returns 0, or -1 when memory ran out (nothing was computed).
 EXPORT int roost_step(model_t *m, const step_t *s) {
-    run_t run = {.m = m, .s = s};
     if (s->num_tokens < 1) return 0;
-    if (reserve(m, s->num_tokens) || attention_plan(m, s, &run.num_tasks, &run.num_combines, &run.fused)) return -1;
+    pool_begin(m->pool);
+    if (reserve(m, s->num_tokens) || attention_plan(m, s)) return -1;
     for (int i = 0, token = 0; i < s->num_spans; i++)
         for (int k = 0; k < s->count[i]; k++, token++) m->scratch.position[token] = s->start[i] + k, m->scratch.span_of[token] = i;
-    memset(m->counters, 0, (size_t)m->num_counters * sizeof *m->counters);
-    pool_run(m->pool, walk, &run);
+    m->step = *s;
+    pool_run(m->pool, walk_layers, m);
     return 0;
 }
