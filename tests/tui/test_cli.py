@@ -10,7 +10,18 @@ import pytest
 from tests.tui.conftest import ROOT, Cluster
 from tui.cli import COMMANDS
 
-HEAVY = ("numpy", "pydantic", "starlette", "uvicorn", "tokenizers", "httpx", "rich", "jinja2", "huggingface_hub", "psutil")
+HEAVY = (
+    "numpy",
+    "pydantic",
+    "starlette",
+    "uvicorn",
+    "tokenizers",
+    "httpx",
+    "rich",
+    "jinja2",
+    "huggingface_hub",
+    "psutil",
+)
 
 
 def loaded_by(arguments: str) -> set[str]:

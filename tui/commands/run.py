@@ -13,7 +13,6 @@ import typer
 from node.config import Settings, load
 from node.errors import NodeNotRunningError, RoostError, UsageError
 from node.instance import prepare_home
-from node.models.store import ModelStore
 from tui.client import NodeClient
 from tui.options import Context, Home, Memory, Threads
 from tui.output import note, print_roost_error
@@ -63,6 +62,7 @@ def with_piped(prompt: str | None) -> str | None:
 @contextlib.contextmanager
 def answering(settings: Settings) -> Iterator[Answerer]:
     """Whoever answers for the model."""
+    from node.models.store import ModelStore
     from tui.chat import LocalAnswerer, NodeAnswerer
     from tui.choose import reference
 

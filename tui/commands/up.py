@@ -11,7 +11,6 @@ import typer
 
 from node.config import Settings, load
 from node.instance import InstanceLock, prepare_home
-from node.models.store import ModelStore
 from tui.options import (
     ApiHost,
     ApiPort,
@@ -63,6 +62,7 @@ def command(
 def serve(settings: Settings) -> None:
     """Be the node of this home until told to stop."""
     from node.loading import Loaded, load_deployment
+    from node.models.store import ModelStore
     from node.node import Node
     from tui.announce import log_to_stderr, ready_line, show_summary
     from tui.choose import chosen_model, fetched_model
