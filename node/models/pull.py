@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
-from functools import partial
 
 from node.errors import DownloadError
 from node.models.catalog import CatalogEntry, HubFile, lookup

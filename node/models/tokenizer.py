@@ -159,8 +159,8 @@ class ControlScanner:
             for length in self._lengths[text[start]]:
                 control = self._by_text.get(text[start : start + length])
                 if control is not None:
-                    position = start + (1 if overlapping else length)
-                    yield start, start + length, control
+                    position = start + (1 if overlapping else len(control.text))
+                    yield start, start + len(control.text), control
                     break
 
     def split(self, text: str) -> list[str | ControlToken]:

