@@ -24,13 +24,14 @@ typedef uint16_t half_t;
 enum { MAT_NONE, MAT_Q4, MAT_Q5, MAT_Q6, MAT_Q8, MAT_F16, MAT_BF16, MAT_F32 };
 enum { ACT_SILU, ACT_GELU_TANH };
 
-// One packed matrix. Quantized panels hold, for all groups of 32 inputs in turn: the low 4 bits (or all 8), then the
-// planes of higher bits, then float16 scales [groups][32 / group][16], then float16 biases [groups][16].
+// One packed matrix. A quantized panel holds a record for each group of 32 inputs: the low 4 bits (or all 8) of 16 rows, the
+// plane of higher bits, float16 scales [32 / group][16], float16 biases [16]. A product reads it front to back as one stream.
 typedef struct {
     int32_t kind, rows, cols, group, symmetric;
     int32_t num_blocks, num_groups;
     float unit; // stored scales and biases are to be multiplied by this power of two
-    size_t high_offset, scale_offset, bias_offset, block_bytes, num_bytes;
+    size_t high_offset, scale_offset, bias_offset, record_bytes; // in a record
+    size_t block_bytes, num_bytes;
     uint8_t *data;
 } mat_t;
 

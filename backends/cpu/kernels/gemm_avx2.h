@@ -41,17 +41,20 @@ INLINE void codes(const int bits, const int c, const uint8_t *q, const uint8_t *
 INLINE void gemm_tile(const int bits, const int group, const int symmetric, const int n, const mat_t *m, int block,
                       const act_t *x, int t0, float *out) {
     const uint8_t *data = m->data + (size_t)block * m->block_bytes;
-    const int G = m->num_groups, step = bits == 8 ? 512 : 256, high_step = bits == 6 ? 128 : 64;
+    const int G = m->num_groups;
+    const size_t record = m->record_bytes; // the same numbers as in mat_init(), known to the compiler
+    const int high_at = bits == 8 ? 512 : 256, scale_at = high_at + (bits == 5 ? 64 : bits == 6 ? 128 : 0);
+    const int bias_at = scale_at + 32 / group * ROWS * 2;
     const __m256i ones = _mm256_set1_epi16(1);
     const int8_t *xq = x->q + (size_t)t0 * x->cols;
     const size_t ld = (size_t)x->cols;
     for (int half = 0; half < 2; half++) {
-        const uint8_t *q = data + half * 32, *high = data + m->high_offset + half * 32;
-        const half_t *scales = (const half_t *)(data + m->scale_offset) + half * 8;
-        const half_t *biases = (const half_t *)(data + m->bias_offset) + half * 8;
+        const uint8_t *q = data + half * 32;
         __m256 acc[4];
         for (int t = 0; t < n; t++) acc[t] = _mm256_setzero_ps();
-        for (int g = 0; g < G; g++, q += step, high += high_step) {
+        for (int g = 0; g < G; g++, q += record) {
+            const uint8_t *high = q + high_at;
+            const half_t *scales = (const half_t *)(q + scale_at - half * 16), *biases = (const half_t *)(q + bias_at - half * 16);
             const int8_t *xg = xq + g * GROUP;
             __m256i s[4], low[4]; // sums of the group, or of its second and first half
             for (int t = 0; t < n; t++) s[t] = low[t] = _mm256_setzero_si256();
@@ -100,8 +103,8 @@ INLINE void gemm_tile(const int bits, const int group, const int symmetric, cons
             }
             const size_t at = (size_t)t0 * G + g;
             if (group == 16) { // symmetric, two scales
-                __m256 w0 = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(scales + (2 * g) * ROWS)));
-                __m256 w1 = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(scales + (2 * g + 1) * ROWS)));
+                __m256 w0 = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)scales));
+                __m256 w1 = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(scales + ROWS)));
                 for (int t = 0; t < n; t++) {
                     const int32_t *sums = x->sum16 + 2 * (at + (size_t)t * G);
                     __m256 xs = _mm256_set1_ps(x->scale[at + (size_t)t * G]);
@@ -112,9 +115,9 @@ INLINE void gemm_tile(const int bits, const int group, const int symmetric, cons
                 }
                 continue;
             }
-            __m256 w = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(scales + g * ROWS)));
+            __m256 w = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)scales));
             __m256 b = symmetric ? _mm256_setzero_ps()
-                                 : _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(biases + g * ROWS)));
+                                 : _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)biases));
             for (int t = 0; t < n; t++) {
                 const size_t i = at + (size_t)t * G;
                 __m256i sum = s[t];

@@ -33,14 +33,18 @@ INLINE void codes(const int bits, const int c, const uint8_t *q, const uint8_t *
 
 INLINE void gemm_tile(const int bits, const int group, const int symmetric, const int n, const mat_t *m, int block,
                       const act_t *x, int t0, float *out) {
-    const uint8_t *q = m->data + (size_t)block * m->block_bytes, *high = q + m->high_offset;
-    const half_t *scales = (const half_t *)(q + m->scale_offset), *biases = (const half_t *)(q + m->bias_offset);
-    const int G = m->num_groups, step = bits == 8 ? 512 : 256, high_step = bits == 6 ? 128 : 64;
+    const uint8_t *q = m->data + (size_t)block * m->block_bytes;
+    const int G = m->num_groups;
+    const size_t record = m->record_bytes; // the same numbers as in mat_init(), known to the compiler
+    const int high_at = bits == 8 ? 512 : 256, scale_at = high_at + (bits == 5 ? 64 : bits == 6 ? 128 : 0);
+    const int bias_at = scale_at + 32 / group * ROWS * 2;
     const int8_t *xq = x->q + (size_t)t0 * x->cols;
     const size_t ld = (size_t)x->cols;
     __m512 acc[TILE_TOKENS];
     for (int t = 0; t < n; t++) acc[t] = _mm512_setzero_ps();
-    for (int g = 0; g < G; g++, q += step, high += high_step) {
+    for (int g = 0; g < G; g++, q += record) {
+        const uint8_t *high = q + high_at;
+        const half_t *scales = (const half_t *)(q + scale_at), *biases = (const half_t *)(q + bias_at);
         const int8_t *xg = xq + g * GROUP;
         __m512i s[TILE_TOKENS], low[TILE_TOKENS]; // sums of the group, or of its second and first half
         for (int t = 0; t < n; t++) s[t] = low[t] = _mm512_setzero_si512();
@@ -62,8 +66,8 @@ INLINE void gemm_tile(const int bits, const int group, const int symmetric, cons
         }
         const size_t at = (size_t)t0 * G + g;
         if (group == 16) { // symmetric, two scales
-            __m512 w0 = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(scales + (2 * g) * ROWS)));
-            __m512 w1 = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(scales + (2 * g + 1) * ROWS)));
+            __m512 w0 = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)scales));
+            __m512 w1 = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(scales + ROWS)));
             for (int t = 0; t < n; t++) {
                 const int32_t *sums = x->sum16 + 2 * (at + (size_t)t * G);
                 __m512 xs = _mm512_set1_ps(x->scale[at + (size_t)t * G]);
@@ -74,8 +78,8 @@ INLINE void gemm_tile(const int bits, const int group, const int symmetric, cons
             }
             continue;
         }
-        __m512 w = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(scales + g * ROWS)));
-        __m512 b = symmetric ? _mm512_setzero_ps() : _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(biases + g * ROWS)));
+        __m512 w = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)scales));
+        __m512 b = symmetric ? _mm512_setzero_ps() : _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)biases));
         for (int t = 0; t < n; t++) {
             const size_t i = at + (size_t)t * G;
             __m512i sum = s[t];

@@ -30,16 +30,19 @@ INLINE float32x4_t half4(const half_t *p) { return vcvt_f32_f16(vreinterpret_f16
 INLINE void gemm_tile(const int bits, const int group, const int symmetric, const int n, const mat_t *m, int block,
                       const act_t *x, int t0, float *out) {
     const uint8_t *data = m->data + (size_t)block * m->block_bytes;
-    const int G = m->num_groups, step = bits == 8 ? 512 : 256, high_step = bits == 6 ? 128 : 64;
+    const int G = m->num_groups;
+    const size_t record = m->record_bytes; // the same numbers as in mat_init(), known to the compiler
+    const int high_at = bits == 8 ? 512 : 256, scale_at = high_at + (bits == 5 ? 64 : bits == 6 ? 128 : 0);
+    const int bias_at = scale_at + 32 / group * ROWS * 2;
     const int8_t *xq = x->q + (size_t)t0 * x->cols;
     const size_t ld = (size_t)x->cols;
     for (int row = 0; row < ROWS; row += 8) {
-        const uint8_t *q = data + row * 4, *high = data + m->high_offset + row * 4;
-        const half_t *scales = (const half_t *)(data + m->scale_offset) + row;
-        const half_t *biases = (const half_t *)(data + m->bias_offset) + row;
+        const uint8_t *q = data + row * 4;
         float32x4_t acc[4][2];
         for (int t = 0; t < n; t++) acc[t][0] = acc[t][1] = vdupq_n_f32(0);
-        for (int g = 0; g < G; g++, q += step, high += high_step) {
+        for (int g = 0; g < G; g++, q += record) {
+            const uint8_t *high = q + high_at;
+            const half_t *scales = (const half_t *)(q + scale_at - row * 2), *biases = (const half_t *)(q + bias_at - row * 2);
             int32x4_t s[4][2], low[4][2]; // sums of the group, or of its second and first half
             int8x16_t x0[4], x1[4];
             for (int t = 0; t < n; t++) {
@@ -65,8 +68,8 @@ INLINE void gemm_tile(const int bits, const int group, const int symmetric, cons
                 const float xs = x->scale[at];
                 for (int i = 0; i < 2; i++) {
                     if (group == 16) { // symmetric, two scales
-                        float32x4_t w0 = vmulq_n_f32(half4(scales + (2 * g) * ROWS + i * 4), xs);
-                        float32x4_t w1 = vmulq_n_f32(half4(scales + (2 * g + 1) * ROWS + i * 4), xs);
+                        float32x4_t w0 = vmulq_n_f32(half4(scales + i * 4), xs);
+                        float32x4_t w1 = vmulq_n_f32(half4(scales + ROWS + i * 4), xs);
                         int32x4_t z0 = vdupq_n_s32(x->sum16[2 * at] * (1 << (bits - 1)));
                         int32x4_t z1 = vdupq_n_s32(x->sum16[2 * at + 1] * (1 << (bits - 1)));
                         acc[t][i] = vfmaq_f32(acc[t][i], vcvtq_f32_s32(vsubq_s32(low[t][i], z0)), w0);
@@ -76,9 +79,9 @@ INLINE void gemm_tile(const int bits, const int group, const int symmetric, cons
                     int32x4_t sum = s[t][i];
                     if (symmetric && bits != 8) sum = vsubq_s32(sum, vdupq_n_s32(x->sum[at] * (1 << (bits - 1))));
                     if (!symmetric && bits == 8) sum = vaddq_s32(sum, vdupq_n_s32(x->sum[at] * 128));
-                    acc[t][i] = vfmaq_f32(acc[t][i], vcvtq_f32_s32(sum), vmulq_n_f32(half4(scales + g * ROWS + i * 4), xs));
+                    acc[t][i] = vfmaq_f32(acc[t][i], vcvtq_f32_s32(sum), vmulq_n_f32(half4(scales + i * 4), xs));
                     if (!symmetric)
-                        acc[t][i] = vfmaq_f32(acc[t][i], half4(biases + g * ROWS + i * 4), vdupq_n_f32(x->weighted[at]));
+                        acc[t][i] = vfmaq_f32(acc[t][i], half4(biases + i * 4), vdupq_n_f32(x->weighted[at]));
                 }
             }
         }

@@ -14,12 +14,12 @@ INLINE int code(const int bits, int k, const uint8_t *q, const uint8_t *high, in
 INLINE void gemm_tile(const int bits, const int group, const int symmetric, const int n, const mat_t *m, int block,
                       const act_t *x, int t0, float *out) {
     const uint8_t *data = m->data + (size_t)block * m->block_bytes;
-    const half_t *scales = (const half_t *)(data + m->scale_offset), *biases = (const half_t *)(data + m->bias_offset);
-    const int G = m->num_groups, step = bits == 8 ? 512 : 256, high_step = bits == 6 ? 128 : 64;
+    const int G = m->num_groups;
     for (int t = t0; t < t0 + n; t++, out += ROWS) {
         v16 acc = v_set(0);
         for (int g = 0; g < G; g++) {
-            const uint8_t *q = data + (size_t)g * step, *high = data + m->high_offset + (size_t)g * high_step;
+            const uint8_t *q = data + (size_t)g * m->record_bytes, *high = q + m->high_offset;
+            const half_t *scales = (const half_t *)(q + m->scale_offset), *biases = (const half_t *)(q + m->bias_offset);
             const int8_t *xq = x->q + (size_t)t * x->cols + g * GROUP;
             const size_t at = (size_t)t * G + g;
             for (int part = 0; part < 32 / group; part++) {
@@ -29,8 +29,8 @@ INLINE void gemm_tile(const int bits, const int group, const int symmetric, cons
                     for (int k = part * group; k < (part + 1) * group; k++) s += code(bits, k, q, high, r) * xq[k];
                     if (symmetric) s -= (group == 16 ? x->sum16[2 * at + part] : x->sum[at]) * (1 << (bits - 1));
                     sum.v[r] = (float)s;
-                    w.v[r] = half_to_float(scales[(g * (32 / group) + part) * ROWS + r]) * x->scale[at];
-                    b.v[r] = symmetric ? 0 : half_to_float(biases[g * ROWS + r]);
+                    w.v[r] = half_to_float(scales[part * ROWS + r]) * x->scale[at];
+                    b.v[r] = symmetric ? 0 : half_to_float(biases[r]);
                 }
                 acc = v_fma(sum, w, acc);
                 if (!symmetric) acc = v_fma(b, v_set(x->weighted[at]), acc);

@@ -49,11 +49,11 @@ int mat_init(mat_t *m, arena_t *arena, int kind, int rows, int cols, int group, 
     if (kind >= MAT_F16)
         m->block_bytes = (size_t)cols * ROWS * (kind == MAT_F32 ? 4 : 2);
     else {
-        const size_t g = (size_t)m->num_groups;
-        m->high_offset = g * (kind == MAT_Q8 ? 512 : 256);
-        m->scale_offset = m->high_offset + g * (kind == MAT_Q5 ? 64 : kind == MAT_Q6 ? 128 : 0);
-        m->bias_offset = m->scale_offset + g * (size_t)(GROUP / group) * ROWS * 2;
-        m->block_bytes = m->bias_offset + (symmetric ? 0 : g * ROWS * 2);
+        m->high_offset = kind == MAT_Q8 ? 512 : 256;
+        m->scale_offset = m->high_offset + (kind == MAT_Q5 ? 64 : kind == MAT_Q6 ? 128 : 0);
+        m->bias_offset = m->scale_offset + (size_t)(GROUP / group) * ROWS * 2;
+        m->record_bytes = m->bias_offset + (symmetric ? 0 : ROWS * 2);
+        m->block_bytes = (size_t)m->num_groups * m->record_bytes;
     }
     m->block_bytes = (m->block_bytes + 63) / 64 * 64;
     m->num_bytes = blocks * m->block_bytes;
@@ -70,11 +70,11 @@ static void pack_quantized(mat_t *m, int first, int n, const uint8_t *codes, con
     for (int i = 0; i < n; i++) {
         uint8_t *block = m->data + (size_t)((first + i) / ROWS) * m->block_bytes;
         const int row = (first + i) % ROWS;
-        half_t *scale = (half_t *)(block + m->scale_offset) + row, *bias = (half_t *)(block + m->bias_offset) + row;
         for (int g = 0; g < G; g++) {
             const uint8_t *c = codes + (size_t)i * m->cols + (size_t)g * GROUP;
-            uint8_t *low = block + (size_t)g * (bits == 8 ? 512 : 256) + row * 4;
-            uint8_t *high = block + m->high_offset + (size_t)g * (bits == 6 ? 128 : 64) + row * 4;
+            uint8_t *record = block + (size_t)g * m->record_bytes, *low = record + row * 4;
+            uint8_t *high = record + m->high_offset + row * 4;
+            half_t *scale = (half_t *)(record + m->scale_offset) + row, *bias = (half_t *)(record + m->bias_offset) + row;
             for (int k = 0; k < GROUP; k++) {
                 const int at = k % 4, chunk = k % 16 / 4, upper = k / 16;
                 if (bits == 8) {
@@ -86,8 +86,8 @@ static void pack_quantized(mat_t *m, int first, int n, const uint8_t *codes, con
                 if (bits == 6) high[64 * upper + at] |= (uint8_t)((c[k] >> 4 & 3) << (2 * chunk));
             }
             for (int p = 0; p < per_group; p++)
-                scale[(g * per_group + p) * ROWS] = float_to_half(scales[((size_t)i * G + g) * per_group + p] * inverse);
-            if (!m->symmetric) bias[g * ROWS] = float_to_half(biases[(size_t)i * G + g] * inverse);
+                scale[p * ROWS] = float_to_half(scales[((size_t)i * G + g) * per_group + p] * inverse);
+            if (!m->symmetric) *bias = float_to_half(biases[(size_t)i * G + g] * inverse);
         }
     }
 }
@@ -115,19 +115,20 @@ void mat_row(const mat_t *m, int row, float *out) {
         }
         return;
     }
-    const int bits = bits_of(m), per_group = GROUP / m->group;
-    const half_t *scales = (const half_t *)(block + m->scale_offset), *biases = (const half_t *)(block + m->bias_offset);
+    const int bits = bits_of(m);
     for (int g = 0; g < m->num_groups; g++) {
-        const uint8_t *low = block + (size_t)g * (bits == 8 ? 512 : 256) + r * 4;
-        const uint8_t *high = block + m->high_offset + (size_t)g * (bits == 6 ? 128 : 64) + r * 4;
-        const float bias = m->symmetric ? 0 : half_to_float(biases[g * ROWS + r]) * m->unit;
+        const uint8_t *record = block + (size_t)g * m->record_bytes, *low = record + r * 4;
+        const uint8_t *high = record + m->high_offset + r * 4;
+        const half_t *scales = (const half_t *)(record + m->scale_offset) + r;
+        const half_t *biases = (const half_t *)(record + m->bias_offset) + r;
+        const float bias = m->symmetric ? 0 : half_to_float(*biases) * m->unit;
         for (int k = 0; k < GROUP; k++) {
             const int at = k % 4, chunk = k % 16 / 4, upper = k / 16;
             int code = bits == 8 ? low[(k / 4) * 64 + at] : low[chunk * 64 + at] >> (4 * upper) & 15;
             if (bits == 5) code |= (high[at] >> (chunk + 4 * upper) & 1) << 4;
             if (bits == 6) code |= (high[64 * upper + at] >> (2 * chunk) & 3) << 4;
             if (m->symmetric) code -= 1 << (bits - 1);
-            float scale = half_to_float(scales[(g * per_group + k / m->group) * ROWS + r]) * m->unit;
+            float scale = half_to_float(scales[k / m->group * ROWS]) * m->unit;
             out[g * GROUP + k] = (float)code * scale + bias;
         }
     }
