@@ -91,19 +91,19 @@ def _read_part(part: Any, param: str) -> str:
         )
     text = part.get(TEXT_PARTS[kind])
     if not isinstance(text, str):
-        raise RequestError(f"'{param}.{TEXT_PARTS[kind]}' has to be text.", param=param)
+        raise RequestError(f"'{param}.{TEXT_PARTS[kind]}' has to be text.", param=f"{param}.{TEXT_PARTS[kind]}")
     return text
 
 
 def _read_call(call: Any, param: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise RequestError(f"'{param}.function.name' is missing.", param=param)
+        raise RequestError(f"'{param}.function.name' is missing.", param=f"{param}.function.name")
     arguments = function.get("arguments")
     if arguments is None or arguments == "":
         arguments = "{}"
     if not isinstance(arguments, str | dict):
-        raise RequestError(f"'{param}.function.arguments' has to be JSON text.", param=param)
+        raise RequestError(f"'{param}.function.arguments' has to be JSON text.", param=f"{param}.function.arguments")
     identity = call.get("id")
     return {
         "id": identity if isinstance(identity, str) else "",
