@@ -140,16 +140,8 @@ def control_ids(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
     return [i for i in ids if i in tokenizer.control_ids]
 
 
-NAMES = [
-    "<|im_end|>",
-    "<|im_start|>",
-    "<bos>",
-    "<|eot_id|>",
-    "<start_of_turn>",
-    "[INST]",
-    "[/INST]",
-    "<|start_header_id|>",
-]
+NAMES = ["<|im_end|>", "<|im_start|>", "<bos>", "<|eot_id|>", "<start_of_turn>", "[INST]", "[/INST]"]
+PIECES = ["<|im_", "end|>", "|>", "<", "<|", "[", "INST]", "x", " ", "\n", "\ufdd0", "</think>", "é"]
 SLY = st.lists(st.sampled_from([*NAMES, *PIECES]), max_size=8).map("".join)
 
 
