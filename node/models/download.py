@@ -161,7 +161,7 @@ class Downloader:
                 file.truncate(start)
                 file.seek(start)
                 done = start
-                for chunk in answer.iter_raw(CHUNK_BYTES):
+                for chunk in answer.iter_raw():
                     done += len(chunk)
                     if total is not None and done > total:
                         raise _TryAgain("the server sent more than it said")

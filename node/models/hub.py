@@ -101,8 +101,8 @@ class HubFetcher:
             return source.file
         from huggingface_hub import HfApi
 
-        files = self._translated(source, lambda: HfApi(endpoint=self._endpoint).list_repo_files(source.repo))
-        return choose_file(source, [file for file in files if isinstance(file, str)])
+        info = self._translated(source, lambda: HfApi(endpoint=self._endpoint).model_info(source.repo))
+        return choose_file(source, [file.rfilename for file in info.siblings or ()])
 
     def _fetch_file(self, repo: str, file: str, folder: Path, on_progress: OnProgress) -> Path:
         from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
@@ -113,7 +113,7 @@ class HubFetcher:
         return Path(hf_hub_download(repo, file, endpoint=self._endpoint, cache_dir=self._cache_dir, tqdm_class=bar))
 
     def _fetch_folder(self, source: HubFile, folder: Path, on_progress: OnProgress) -> None:
-        from huggingface_hub import HfApi
+        from huggingface_hub import HfApi, hf_hub_download
 
         info = HfApi(endpoint=self._endpoint).model_info(source.repo, files_metadata=True)
         wanted = [
@@ -124,8 +124,6 @@ class HubFetcher:
         total = sum(file.size or 0 for file in wanted)
         check_space(folder, total)
         meter = Meter(on_progress, "downloading", total or None)
-        from huggingface_hub import hf_hub_download
-
         for file in wanted:
             path = hf_hub_download(
                 source.repo,
@@ -161,6 +159,10 @@ class HubFetcher:
         except DownloadError:
             raise
         except Exception as exc:  # its HTTP library has changed before, and its errors with it
+            if getattr(getattr(exc, "response", None), "status_code", 0) in (401, 403):
+                raise DownloadError(
+                    f"The hub does not let you have {what}.", "Set HF_TOKEN to a token that may read it."
+                ) from exc
             if isinstance(exc, OSError) or type(exc).__module__.startswith(("httpx", "requests", "huggingface_hub")):
                 raise DownloadError(
                     f"{what} could not be fetched from the hub: {str(exc)[:300] or type(exc).__name__}.",
