@@ -1,0 +1,136 @@
+"""The HTTP API as an ASGI application. Surfaces are thin: parse, ask the deployment's engine, write what it says."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from node.api import errors, openai
+from node.api.guard import Access, Guard
+from node.api.requests import ChatRequest, CompletionRequest, parse
+from node.deployment import Deployments
+from node.errors import RequestError, RoostError, UnknownModelError
+
+log = logging.getLogger(__name__)
+
+PING_S = 1.0
+
+
+def create_app(deployments: Deployments, *, access: Access | None = None, ping_s: float = PING_S) -> Starlette:
+    """The API over `deployments`, which may change while it runs."""
+    access = access or Access()
+
+    async def chat(data: Any) -> ASGIApp:
+        request = parse(ChatRequest, data)
+        return openai.chat(deployments.get(request.model), request, ping_s=ping_s)
+
+    async def completions(data: Any) -> ASGIApp:
+        request = parse(CompletionRequest, data)
+        return openai.completions(deployments.get(request.model), request, ping_s=ping_s)
+
+    async def models(request: Request) -> Response:
+        cards = [openai.model_card(one) for one in deployments.all()]
+        return errors.json_response({"object": "list", "data": cards})
+
+    async def model(request: Request) -> Response:
+        name = request.path_params["name"]
+        for one in deployments.all():
+            if name == one.id or name in one.aliases:
+                return errors.json_response(openai.model_card(one))
+        served = ", ".join(sorted(one.id for one in deployments.all())) or "none yet"
+        raise UnknownModelError(f"The model '{name}' is not served here.", f"Served models: {served}.")
+
+    async def health(request: Request) -> Response:
+        ready = [one.id for one in deployments.all() if one.state == "ready"]
+        content = {"status": "ok" if ready else "loading", "models": ready, "loading": sorted(deployments.loading)}
+        return errors.json_response(content, 200 if ready else 503, {} if ready else {"Retry-After": "1"})
+
+    async def root(request: Request) -> Response:
+        return PlainTextResponse("Roost is running. The API is under /v1.\n")
+
+    middleware = [Middleware(Guard, access)]
+    if access.origins:
+        cors = Middleware(CORSMiddleware, allow_origins=access.origins, allow_methods=["*"], allow_headers=["*"])
+        middleware.insert(0, cors)
+    return Starlette(
+        routes=[
+            Route("/", root, methods=["GET", "HEAD"]),
+            Route("/health", health),
+            Route("/v1/models", models),
+            Route("/v1/models/{name:path}", model),
+            Route("/v1/chat/completions", Json(chat), methods=["POST"]),
+            Route("/v1/completions", Json(completions), methods=["POST"]),
+        ],
+        middleware=middleware,
+        exception_handlers={HTTPException: _http_error, RoostError: _roost_error},
+    )
+
+
+class Json:
+    """An endpoint that takes a JSON body and gives an ASGI response."""
+
+    def __init__(self, handle: Callable[[Any], Awaitable[ASGIApp]]) -> None:
+        self._handle = handle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def noting(message: Any) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            response = await self._handle(await _json(Request(scope, receive)))
+            await response(scope, receive, noting)
+        except ClientDisconnect:
+            log.debug("the client left before its request was read")
+        except RoostError as error:
+            if started:
+                raise
+            await errors.response(error)(scope, receive, send)
+        except Exception as error:
+            if started or type(error).__name__ == "TooLarge":
+                raise
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            body = errors.body("Something went wrong in the server; its log has the details.", "server_error")
+            await errors.json_response(body, 500)(scope, receive, send)
+
+
+async def _json(request: Request) -> Any:
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HTTPException(415, f"The body is {kind}. Send it as application/json.")
+    try:
+        return json.loads(await request.body())
+    except (ValueError, RecursionError) as exc:
+        raise RequestError(f"The body is not JSON: {exc}.", "Check its syntax.", code="invalid_json") from exc
+
+
+async def _http_error(request: Request, exc: Exception) -> Response:
+    status = exc.status_code if isinstance(exc, HTTPException) else 500
+    told = {
+        404: f"There is nothing at {request.url.path}. The API is under /v1.",
+        405: f"{request.url.path} does not take {request.method}.",
+    }
+    detail = exc.detail if isinstance(exc, HTTPException) else ""
+    body = errors.body(told.get(status, detail), "invalid_request_error", code="not_found" if status == 404 else None)
+    headers = dict(exc.headers or {}) if isinstance(exc, HTTPException) else {}
+    return errors.json_response(body, status, headers)
+
+
+async def _roost_error(request: Request, exc: Exception) -> Response:
+    if not isinstance(exc, RoostError):
+        raise exc
+    return errors.response(exc)
