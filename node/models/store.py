@@ -79,11 +79,11 @@ class ModelStore:
         installed = self.find(name)
         if installed is not None:
             return installed.path
-        path = Path(name).expanduser()
-        if name and path.exists():
+        path = _existing_path(name)
+        if path is not None:
             return path.absolute()
         if isinstance(name_or_path, Path) or _looks_like_path(name):
-            raise UnknownModelError(f"There is no model at {path.absolute()}.", "Check the path.")
+            raise UnknownModelError(f"There is no model at {name}.", "Check the path.")
         try:
             entry = catalog.lookup(name)
         except UnknownModelError as exc:
@@ -104,7 +104,7 @@ class ModelStore:
         BusyError while another process pulls it.
         """
         model_id = catalog.canonical(name)
-        if self.find(name) is None and (_looks_like_path(name) or Path(name).expanduser().exists()):
+        if self.find(name) is None and (_looks_like_path(name) or _existing_path(name)):
             raise UnknownModelError(f"{name} is not in the store {self.root}.", "Delete the file yourself.")
         folder, partial = self._folder(model_id), self._partial(model_id)
         if not folder.exists() and not partial.exists():
@@ -182,6 +182,15 @@ def _quoted(model_id: str) -> str:
     if not name or name.startswith(".") or len(name) > MAX_NAME_BYTES:
         raise UsageError(f"'{model_id[:80]}' cannot be the name of a model.", "Use a shorter, plain name.")
     return name
+
+
+def _existing_path(name: str) -> Path | None:
+    try:
+        path = Path(name).expanduser()
+        return path if name and path.exists() else None
+    except (OSError, ValueError, RuntimeError):
+        # longer than any path, a zero byte, or the home of nobody
+        return None
 
 
 def _looks_like_path(name: str) -> bool:
