@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from node.api import errors, openai
-from node.api.guard import Access, Guard
+from node.api.guard import Access, Guard, TooLarge
 from node.api.requests import ChatRequest, CompletionRequest, parse
 from node.deployment import Deployments
 from node.errors import RequestError, RoostError, UnknownModelError
@@ -96,12 +96,14 @@ class Json:
             await response(scope, receive, noting)
         except ClientDisconnect:
             log.debug("the client left before its request was read")
+        except (HTTPException, TooLarge):
+            raise  # others know what to say
         except RoostError as error:
             if started:
                 raise
             await errors.response(error)(scope, receive, send)
-        except Exception as error:
-            if started or type(error).__name__ == "TooLarge":
+        except Exception:
+            if started:
                 raise
             log.exception("%s %s failed", scope["method"], scope["path"])
             body = errors.body("Something went wrong in the server; its log has the details.", "server_error")

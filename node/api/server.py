@@ -28,6 +28,7 @@ class Server:
             app,
             lifespan="off",
             log_config=None,
+            log_level="warning",
             access_log=False,
             server_header=False,
             timeout_keep_alive=75,
