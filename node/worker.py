@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass, field
+from array import array
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from backends.base import Batch, Drop, Runner
 from node.dataplane.links import Link, LinkClosed
 from node.engine.sample import sample
 from node.engine.sequence import Sampling, TokenLogprob
+from node.errors import EngineError
 
 log = logging.getLogger(__name__)
 
@@ -42,15 +44,17 @@ class StepMessage:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The end of a step: (sequence, token, its logprob if asked for) of every span that wanted one."""
+    """The end of a step: (sequence, token, its logprob if asked for) of every span that wanted one, and (sequence,
+    reason) of those that could not be sampled."""
 
     step: int
     tokens: tuple[tuple[int, int, TokenLogprob | None], ...]
+    failed: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StageFailed:
-    """A step that did not come through. The stage lives on; what the step carried is lost."""
+    """A step that did not come through. The stage lives on; what the step carried is lost, its commands included."""
 
     step: int
     error: str
@@ -59,8 +63,8 @@ class StageFailed:
 @dataclass(slots=True)
 class _History:
     sampling: Sampling
-    prompt: tuple[int, ...]
-    output: list[int] = field(default_factory=list)
+    prompt: array[int]
+    output: array[int]
 
 
 class Stage:
@@ -87,16 +91,21 @@ class Stage:
                 self._histories.pop(command.seq, None)
         if self._is_last:
             for start in message.starts:
-                self._histories[start.seq] = _History(start.sampling, start.prompt, list(start.output))
+                self._histories[start.seq] = _History(
+                    start.sampling, array("q", start.prompt), array("q", start.output)
+                )
         out = self._runner.step(batch, message.x)
         if not self._is_last:
             return StepMessage(message.step, batch, message.starts, out)
-        tokens, row = [], 0
+        tokens, failed, row = [], [], 0
         for span in batch.spans:
             row += span.num_logits
             if span.num_logits:
-                tokens.append((span.seq, *self._sample(span.seq, out[row - 1])))
-        return Sampled(message.step, tuple(tokens))
+                try:
+                    tokens.append((span.seq, *self._sample(span.seq, out[row - 1])))
+                except EngineError as error:  # one sequence's trouble is not its neighbours'
+                    failed.append((span.seq, str(error)))
+        return Sampled(message.step, tuple(tokens), tuple(failed))
 
     def _sample(self, seq: int, logits: np.ndarray) -> tuple[int, TokenLogprob | None]:
         h = self._histories[seq]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -188,7 +189,7 @@ def _mix(x: int) -> int:
     return (x ^ (x >> 13)) & 0xFFFFF
 
 
-def hash_stages(num_stages: int, **options: int) -> list[HashRunner]:
+def hash_stages(num_stages: int, **options: Any) -> list[HashRunner]:
     return [HashRunner(stage=i, num_stages=num_stages, **options) for i in range(num_stages)]
 
 

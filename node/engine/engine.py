@@ -10,27 +10,29 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from backends.base import Span
+from node.engine.checks import check_length, check_request
 from node.engine.generation import Generation, blocking_events
 from node.engine.live import Live
+from node.engine.meter import Meter
 from node.engine.pipeline import Pipeline, Result
-from node.engine.scheduler import Limits, Scheduler, Step, check_length
-from node.engine.sequence import Event, Finished, Request
+from node.engine.scheduler import Limits, Scheduler, Step
+from node.engine.sequence import Event, FinishReason, Request, Sequence
 from node.engine.stops import StreamDecoder
-from node.errors import EngineError, QueueFullError, RequestError
+from node.errors import EngineError, QueueFullError
 from node.worker import Sampled, StageFailed, StepMessage
 
 log = logging.getLogger(__name__)
 
-_IDLE_POLL_S = 0.5
+_POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counts since the start, and what is going on now."""
+    """Counts since the start, and what is going on now. Rates are of the last ten seconds."""
 
     running: int
     waiting: int
@@ -39,6 +41,8 @@ class EngineStats:
     steps: int
     prefill_tokens: int
     decode_tokens: int
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
     preemptions: int
     finished: int
     failed: int
@@ -54,19 +58,24 @@ class Engine:
         decoder_factory: Callable[[], StreamDecoder],
         limits: Limits,
         max_waiting: int = 64,
+        vocab_size: int | None = None,
     ) -> None:
+        """`vocab_size` is the number of logits; requests that name tokens beyond it are refused."""
         self.limits = limits
         self._pipeline = pipeline
         self._decoder_factory = decoder_factory
         self._max_open = limits.max_running + max_waiting
-        self._scheduler = Scheduler(limits)
+        self._vocab_size = vocab_size
+        self._scheduler = Scheduler(limits, pipeline.num_stages)
         self._inbox: queue.SimpleQueue[Live | None] = queue.SimpleQueue()
-        self._live: dict[int, Live] = {}  # by id() of the scheduler's sequence
-        self._in_flight: deque[tuple[int, Step, tuple[int, ...]]] = deque()
-        self._lock = threading.Lock()
+        self._live: dict[Sequence, Live] = {}
+        self._in_flight: dict[int, Step] = {}
+        self._num_steps = self._num_prefilled = self._num_decoded = self._num_finished = self._num_failed = 0
+        self._last_doubtful = 0
+        self._prefill_meter, self._decode_meter = Meter(), Meter()
+        self._lock = threading.Lock()  # for the two below, and for what goes into the inbox before the end
         self._num_open = 0
-        self._steps = self._prefill_tokens = self._decode_tokens = self._finished = self._failed = 0
-        self._closing = False
+        self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -88,48 +97,54 @@ class Engine:
         live = self._open(request, put)
         return events(lambda: self._cancel(live))
 
+    @property
+    def num_waiting(self) -> int:
+        return max(0, self._num_open - len(self._scheduler.running))
+
     def stats(self) -> EngineStats:
-        scheduler = self._scheduler
-        with self._lock:
-            queued = self._num_open - len(scheduler.running) - len(scheduler.waiting)
+        now = time.monotonic()
         return EngineStats(
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting) + max(0, queued),
-            kv_pages_used=scheduler.pages_used,
+            running=len(self._scheduler.running),
+            waiting=self.num_waiting,
+            kv_pages_used=self._scheduler.pages_used,
             kv_pages=self.limits.num_pages,
-            steps=self._steps,
-            prefill_tokens=self._prefill_tokens,
-            decode_tokens=self._decode_tokens,
-            preemptions=scheduler.num_preemptions,
-            finished=self._finished,
-            failed=self._failed,
+            steps=self._num_steps,
+            prefill_tokens=self._num_prefilled,
+            decode_tokens=self._num_decoded,
+            prefill_tokens_per_s=self._prefill_meter.rate(now),
+            decode_tokens_per_s=self._decode_meter.rate(now),
+            preemptions=self._scheduler.num_preemptions,
+            finished=self._num_finished,
+            failed=self._num_failed,
         )
 
     def close(self, drain_s: float = 0.0) -> None:
-        """Refuse new requests, give running ones `drain_s` seconds, cancel the rest, free everything."""
-        self._closing = True
+        """Refuse new requests, give running ones `drain_s` seconds, cancel the rest, free everything. Idempotent."""
+        with self._lock:
+            if self._is_closing:
+                return
+            self._is_closing = True
         deadline = time.monotonic() + drain_s
         while self._num_open and time.monotonic() < deadline and self._thread.is_alive():
             time.sleep(0.02)
         self._inbox.put(None)
-        if self._thread.is_alive():
+        if self._thread.ident is None:
+            self._run()  # never started: it has nothing to do but to send everybody home
+        else:
             self._thread.join()
         self._pipeline.close()
 
     def _open(self, request: Request, put: Callable[[Event], None]) -> Live:
-        if not request.prompt:
-            raise RequestError("The prompt is empty.", "Send at least one token.", param="prompt")
-        if request.max_tokens < 1:
-            raise RequestError(f"max_tokens is {request.max_tokens}.", "Ask for at least one.", param="max_tokens")
-        check_length(request, self.limits)
+        check_request(request, self._vocab_size)
+        check_length(request, self.limits.max_tokens)
         live = Live(request, put, self._decoder_factory())
         with self._lock:
-            if self._closing:
+            if self._is_closing:
                 raise EngineError("The engine is shutting down.", "Send the request again in a moment.")
             if self._num_open >= self._max_open:
                 raise QueueFullError(f"{self._num_open} requests are being served or wait already.", "Try again later.")
             self._num_open += 1
-        self._inbox.put(live)
+            self._inbox.put(live)
         return live
 
     def _cancel(self, live: Live) -> None:
@@ -149,83 +164,111 @@ class Engine:
             self._finish(live, "cancelled")
 
     def _turn(self) -> None:
-        step = self._scheduler.schedule() if len(self._in_flight) < self._pipeline.num_stages else None
+        is_full = len(self._in_flight) == self._pipeline.num_stages
+        step = None if is_full else self._scheduler.schedule()
         if step is not None:
             self._send(step)
-        if self._in_flight and (step is None or len(self._in_flight) == self._pipeline.num_stages):
-            result = self._pipeline.recv(_IDLE_POLL_S)
+        if step is None or len(self._in_flight) == self._pipeline.num_stages:
+            result = self._pipeline.recv(_POLL_S)
             if result is not None:
                 self._take_in(result)
 
     def _listen(self) -> bool:
         """Take in requests and cancellations; waits when there is nothing else to do. False when it is time to stop."""
-        is_idle = not (self._in_flight or self._scheduler.running or self._scheduler.waiting)
+        is_idle = not (self._in_flight or self._live)
         while is_idle or not self._inbox.empty():
             live = self._inbox.get()
             if live is None:
                 return False
-            if live.is_cancelled:
-                if not live.is_finished:
-                    self._finish(live, "cancelled")
-            else:
+            if not live.is_cancelled:
                 live.sequence = self._scheduler.add(live.request)
-                self._live[id(live.sequence)] = live
-            is_idle = is_idle and not self._scheduler.waiting
+                self._live[live.sequence] = live
+            elif not live.is_finished:
+                self._finish(live, "cancelled")
+            is_idle = is_idle and not self._live
         return True
 
     def _send(self, step: Step) -> None:
-        self._steps += 1
+        self._num_steps += 1
         now = time.monotonic()
         for sequence in step.sequences:
-            self._live[id(sequence)].sent_first(now)
-        self._in_flight.append((self._steps, step, tuple(sequence.seq for sequence in step.sequences)))
-        self._pipeline.send(StepMessage(self._steps, step.batch, step.starts))
+            self._live[sequence].sent(now)
+        self._in_flight[self._num_steps] = step
+        self._pipeline.send(StepMessage(self._num_steps, step.batch, step.starts))
 
     def _take_in(self, result: Result) -> None:
-        number, step, seqs = self._in_flight.popleft()
-        if result.step != number:
-            raise EngineError(f"Step {result.step} came back where step {number} was due.", "Please report it.")
-        if isinstance(result, StageFailed):
-            for sequence, seq in zip(step.sequences, seqs, strict=True):
-                if sequence.seq == seq:
-                    self._finish(self._live[id(sequence)], "error", result.error)
-            return
+        step = self._in_flight.pop(result.step, None)
+        if step is None:
+            log.debug("step %d came back after its requests had failed", result.step)
+        elif isinstance(result, StageFailed):
+            self._lose(step, result)
+        else:
+            self._deliver(step, result)
+
+    def _deliver(self, step: Step, result: Sampled) -> None:
         self._count(step)
-        self._deliver(result, step, seqs)
-
-    def _deliver(self, result: Sampled, step: Step, seqs: tuple[int, ...]) -> None:
         sampled = {seq: (token, logprob) for seq, token, logprob in result.tokens}
-        for sequence, seq, span in zip(step.sequences, seqs, step.batch.spans, strict=True):
-            if sequence.seq != seq:
-                continue  # cancelled, or preempted: it will be computed again, to the same token
-            live = self._live[id(sequence)]
-            if seq not in sampled:
+        failed = dict(result.failed)
+        for sequence, span in _still_there(step):
+            live = self._live[sequence]
+            if span.seq in failed:
+                self._finish(live, "error", failed[span.seq])
+            elif span.seq in sampled:
+                token, logprob = sampled[span.seq]
+                self._scheduler.sampled(sequence, token)
+                reason = live.token(token, logprob, is_full=sequence.is_full)
+                if reason is not None:
+                    self._finish(live, reason)
+            else:
                 live.progress(span.start + span.count)
-                continue
-            token, logprob = sampled[seq]
-            self._scheduler.sampled(sequence, token)
-            reason = live.token(token, logprob, is_full=sequence.is_full)
-            if reason:
-                self._finish(live, reason)
 
-    def _finish(self, live: Live, reason: str, error: str = "") -> None:
+    def _lose(self, step: Step, result: StageFailed) -> None:
+        """A stage failed. Whoever was in that step ends with its error. Steps under way behind it may fail for no fault
+        of their own (they build on what was lost): their sequences are computed again."""
+        is_to_blame = result.step > self._last_doubtful
+        if is_to_blame:
+            self._last_doubtful = self._num_steps
+        self._scheduler.lost(step)
+        for sequence, _ in reversed(list(_still_there(step))):
+            if is_to_blame:
+                self._finish(self._live[sequence], "error", result.error)
+            else:
+                self._scheduler.restart(sequence)
+
+    def _finish(self, live: Live, reason: FinishReason, error: str = "") -> None:
         if live.sequence is not None:
             self._scheduler.remove(live.sequence)
-            self._live.pop(id(live.sequence), None)
-        self._failed += reason == "error"
-        self._finished += reason != "error"
+            self._live.pop(live.sequence, None)
+        if reason == "error":
+            self._num_failed += 1
+        else:
+            self._num_finished += 1
         with self._lock:
             self._num_open -= 1
-        live.finish(Finished(reason, live.usage(), live.text.stopped, error))  # pyright: ignore[reportArgumentType]
+        live.finish(reason, error)
 
     def _fail_all(self, error: str) -> None:
+        for step in self._in_flight.values():
+            self._scheduler.lost(step)
         self._in_flight.clear()
         for live in list(self._live.values()):
             self._finish(live, "error", error)
 
     def _count(self, step: Step) -> None:
-        for sequence, span in zip(step.sequences, step.batch.spans, strict=True):
-            if span.count == 1 and span.start >= sequence.num_prompt:
-                self._decode_tokens += 1
-            else:
-                self._prefill_tokens += span.count
+        decoded = sum(
+            span.count == 1 and span.start >= sequence.num_prompt
+            for sequence, span in zip(step.sequences, step.batch.spans, strict=True)
+        )
+        prefilled = step.batch.num_tokens - decoded
+        now = time.monotonic()
+        self._num_decoded += decoded
+        self._num_prefilled += prefilled
+        self._decode_meter.add(decoded, now)
+        self._prefill_meter.add(prefilled, now)
+
+
+def _still_there(step: Step) -> Iterator[tuple[Sequence, Span]]:
+    """Those of a step that were not cancelled or preempted meanwhile (who then come to the same token again)."""
+    for sequence, span in zip(step.sequences, step.batch.spans, strict=True):
+        if sequence.seq == span.seq:
+            yield sequence, span

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from node.engine.sequence import Event, Finished
+
+log = logging.getLogger(__name__)
 
 
 class Generation:
@@ -32,8 +35,10 @@ class Generation:
 
     def put(self, event: Event) -> None:
         """Called by the engine's thread."""
-        if not self._loop.is_closed():  # the client's loop may be gone: then nobody listens any more
+        try:
             self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
+        except RuntimeError:
+            log.debug("an event came for a client whose loop is closed")
 
     def ready(self) -> list[Event]:
         """Events that wait already, without waiting for more: for writers that send several at once."""

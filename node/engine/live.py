@@ -27,14 +27,14 @@ class Live:
         self.sequence: Sequence | None = None
         self.is_cancelled = False
         self.is_finished = False
-        self.text = TextStream(decoder, request.stop)
+        self._text = TextStream(decoder, request.stop)
         self._put = put
         self._num_tokens = 0
         self._queued_at = time.monotonic()
         self._started_at: float | None = None
         self._first_token_at: float | None = None
 
-    def sent_first(self, now: float) -> None:
+    def sent(self, now: float) -> None:
         if self._started_at is None:
             self._started_at = now
 
@@ -50,22 +50,24 @@ class Live:
         self._num_tokens += 1
         if token in self.request.stop_tokens:
             return "stop"
-        text = self.text.push((token,))
+        text = self._text.push((token,))
         self._put(Delta(text, (token,), (logprob,) if logprob else ()))
-        if self.text.stopped is not None:
+        if self._text.stopped is not None:
             return "stop"
         return "length" if is_full or self._num_tokens >= self.request.max_tokens else None
 
-    def finish(self, finished: Finished) -> None:
+    def finish(self, reason: FinishReason, error: str = "") -> None:
+        """The last events. Text that was held back is shown unless the generation broke off."""
         self.is_finished = True
-        rest = self.text.flush()
-        if rest and finished.reason in ("stop", "length"):
-            self._put(Delta(rest, ()))
-        if self.text.stopped is not None and finished.stop_sequence is None:
-            finished = Finished("stop", finished.usage, self.text.stopped, finished.error)
-        self._put(finished)
+        if reason in ("stop", "length"):
+            rest = self._text.flush()
+            if rest:
+                self._put(Delta(rest, ()))
+            if self._text.stopped is not None:  # the end of the text may complete it
+                reason = "stop"
+        self._put(Finished(reason, self._usage(), self._text.stopped, error))
 
-    def usage(self) -> Usage:
+    def _usage(self) -> Usage:
         now = time.monotonic()
         started = self._started_at if self._started_at is not None else now
         first = self._first_token_at if self._first_token_at is not None else now

@@ -1,13 +1,17 @@
-"""Choosing a token: a pure function of logits, parameters, history, seed and position, the same on every node.
+"""Choosing a token: a pure function of logits, parameters, history, seed and position.
 
-Order: logit_bias, penalties, temperature, top_k, top_p, min_p, draw. Candidates are ordered by falling probability,
-ties by rising id, and the draw inverts their cumulative distribution with one uniform number. That number comes from a
-counter, not from a state: SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators") of
-seed and position, so a sequence that is resumed on another node goes on with the same stream.
+Order: logit_bias, penalties, temperature, top_k, top_p, min_p, draw. Tokens rank by falling logit, ties by rising id,
+and each cut keeps a beginning of that ranking: top_k its first k, top_p as many as it takes to hold that share of what
+top_k left, min_p those with at least that share of the best one's probability. The draw inverts the cumulative
+distribution of what is left, in order of ids, with one uniform number. That number comes from a counter, not from a
+state: SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators") of seed and position, the
+same on every machine, so a sequence that is resumed elsewhere goes on with the same stream. (`exp` is the platform's:
+where two machines round it differently, one draw in some 10^11 may fall to the neighbour.)
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,8 +20,7 @@ from node.engine.sequence import Sampling, TokenLogprob
 from node.errors import EngineError
 
 _MASK = (1 << 64) - 1
-_FEW = 512
-"""Candidates that are sorted first; a full sort follows only when these do not hold enough probability."""
+_BLOCK = 512
 
 
 def uniform(seed: int, position: int) -> float:
@@ -35,21 +38,21 @@ def _mix(x: int) -> int:
 def sample(
     logits: np.ndarray, sampling: Sampling, prompt: Sequence[int], output: Sequence[int], position: int
 ) -> tuple[int, TokenLogprob | None]:
-    """The token at `position` (index of the new token in prompt + output).
+    """The token at `position` (index of the new token in prompt + output), greedy if the temperature is 0.
 
-    logits: float32 `[vocab]`, not changed. Raises EngineError when they hold no usable number.
+    logits: float32 `[vocab]`, not changed. History as `array("q")` saves a copy a token.
+    Raises EngineError when the logits hold no usable number, or when a biased token is not in the vocabulary.
     """
     if _is_changed_by(sampling):
         logits = _adjusted(logits, sampling, prompt, output)
     best = int(np.argmax(logits))
-    if not np.isfinite(logits[best]):
+    if not np.isfinite(logits[best]):  # argmax stops at the first NaN
         raise EngineError(
             "The model returned logits that are not numbers.", "Its weights may be damaged: pull it again."
         )
-    token = best if sampling.temperature == 0 or sampling.top_k == 1 else _draw(logits, sampling, position)
-    if sampling.logprobs is None:
-        return token, None
-    return token, _logprob(logits, token, sampling.logprobs)
+    is_greedy = sampling.temperature == 0 or sampling.top_k == 1
+    token = best if is_greedy else _draw(logits, float(logits[best]), sampling, position)
+    return token, None if sampling.logprobs is None else _logprob(logits, token, best, sampling.logprobs)
 
 
 def _is_changed_by(s: Sampling) -> bool:
@@ -59,68 +62,99 @@ def _is_changed_by(s: Sampling) -> bool:
 def _adjusted(logits: np.ndarray, s: Sampling, prompt: Sequence[int], output: Sequence[int]) -> np.ndarray:
     out = logits.astype(np.float32, copy=True)
     for token, bias in s.logit_bias:
+        if not 0 <= token < len(out):
+            raise EngineError(f"logit_bias names token {token}; the vocabulary has {len(out)}.", "Name another.")
         out[token] += bias
-    if s.repetition_penalty != 1 and (prompt or output):
-        seen = np.unique(np.concatenate([np.asarray(prompt, np.int64), np.asarray(output, np.int64)]))
+    written = np.asarray(output, np.int64)
+    if s.repetition_penalty != 1:
+        is_seen = np.zeros(len(out), bool)
+        is_seen[np.asarray(prompt, np.int64)] = True
+        is_seen[written] = True
+        seen = np.flatnonzero(is_seen)
         values = out[seen]
         out[seen] = np.where(values > 0, values / s.repetition_penalty, values * s.repetition_penalty)
-    if (s.presence_penalty or s.frequency_penalty) and output:
-        seen, counts = np.unique(np.asarray(output, np.int64), return_counts=True)
+    if (s.presence_penalty or s.frequency_penalty) and len(written):
+        seen, counts = np.unique(written, return_counts=True)
         out[seen] -= (s.presence_penalty + s.frequency_penalty * counts).astype(np.float32)
     return out
 
 
-def _draw(logits: np.ndarray, s: Sampling, position: int) -> int:
-    scaled = logits.astype(np.float64) / s.temperature
-    scaled -= scaled.max()
-    weights = np.exp(scaled)
-    u = uniform(s.seed, position)
-    if s.top_p >= 1 and s.min_p <= 0 and not 0 < s.top_k < len(weights):
-        order = None  # nothing is cut off: any fixed order will do, and that of ids needs no sort
-        kept = weights
-    else:
-        order = _candidates(weights, s)
-        kept = weights[order]
-    cumulative = np.cumsum(kept)
-    index = int(np.searchsorted(cumulative, u * cumulative[-1], side="right"))
-    index = min(index, len(kept) - 1)
-    return index if order is None else int(order[index])
+def _draw(logits: np.ndarray, best: float, s: Sampling, position: int) -> int:
+    count = _num_kept(logits, best, s)
+    ids = _top_ids(logits, count) if count < len(logits) else None
+    weights = _weights(logits if ids is None else logits[ids], best, s.temperature)
+    blocks = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK))
+    # two look-ups in short sums: one long cumulative sum would cost as much as all of `exp`
+    block, rest = _invert(blocks, uniform(s.seed, position) * blocks.sum())
+    index, _ = _invert(weights[block * _BLOCK : (block + 1) * _BLOCK], rest)
+    index += block * _BLOCK
+    return index if ids is None else int(ids[index])
 
 
-def _candidates(weights: np.ndarray, s: Sampling) -> np.ndarray:
-    """Ids that survive top_k, top_p and min_p, most probable first. Never empty. top_p counts within top_k."""
-    limit = s.top_k if 0 < s.top_k < len(weights) else len(weights)
-    order = _sorted_ids(weights, min(limit, _FEW))
-    if s.top_p < 1:
-        total = weights.sum() if limit == len(weights) else _sorted_weights(weights, limit).sum()
-        if weights[order].sum() < s.top_p * total and len(order) < limit:
-            order = _sorted_ids(weights, limit)
-        # a candidate stays while those before it hold less than top_p
-        before = np.cumsum(weights[order]) - weights[order]
-        order = order[before < s.top_p * total] if s.top_p > 0 else order[:1]
-    elif len(order) < limit and not (s.min_p > 0 and weights[order[-1]] < s.min_p * weights[order[0]]):
-        order = _sorted_ids(weights, limit)
-    if s.min_p > 0:
-        order = order[weights[order] >= s.min_p * weights[order[0]]]
-    return order
-
-
-def _sorted_ids(weights: np.ndarray, count: int) -> np.ndarray:
-    """The `count` heaviest ids, heaviest first, ties by rising id."""
-    if count >= len(weights):
-        return np.argsort(-weights, kind="stable")
-    threshold = np.partition(weights, len(weights) - count)[len(weights) - count]
-    ids = np.flatnonzero(weights >= threshold)
-    return ids[np.argsort(-weights[ids], kind="stable")][:count]
-
-
-def _sorted_weights(weights: np.ndarray, count: int) -> np.ndarray:
-    return np.partition(weights, len(weights) - count)[len(weights) - count :]
-
-
-def _logprob(logits: np.ndarray, token: int, num_top: int) -> TokenLogprob:
+def _weights(logits: np.ndarray, best: float, temperature: float) -> np.ndarray:
+    """Probabilities relative to the best token's."""
     x = logits.astype(np.float64)
-    x -= x.max()
-    x -= np.log(np.exp(x).sum())
-    top = _sorted_ids(x, num_top) if num_top else np.empty(0, np.int64)
-    return TokenLogprob(token, float(x[token]), tuple((int(i), float(x[i])) for i in top))
+    x -= best
+    if temperature != 1:
+        with np.errstate(over="ignore"):  # a tiny temperature makes -inf, which is right
+            x /= temperature
+    return np.exp(x, out=x)
+
+
+def _invert(weights: np.ndarray, target: float) -> tuple[int, float]:
+    """The index at which the cumulative sum passes `target`, and how far into it. Never one of weight 0."""
+    cumulative = np.cumsum(weights)
+    index = int(np.searchsorted(cumulative, target, side="right"))
+    if index == len(weights):  # rounding
+        index = int(np.flatnonzero(weights)[-1])
+    return index, target - (float(cumulative[index - 1]) if index else 0.0)
+
+
+def _num_kept(logits: np.ndarray, best: float, s: Sampling) -> int:
+    """How many of the ranking survive top_k, top_p and min_p; at least one."""
+    count = s.top_k if 0 < s.top_k < len(logits) else len(logits)
+    if s.top_p < 1:
+        count = _num_within(logits, best, count, s)
+    if s.min_p > 0:
+        count = min(count, int(np.count_nonzero(logits >= best + s.temperature * math.log(s.min_p))))
+    return max(1, count)
+
+
+def _num_within(logits: np.ndarray, best: float, count: int, s: Sampling) -> int:
+    """How many of the first `count` it takes to hold `top_p` of their probability. Looks at few first."""
+    total = float(_weights(logits, best, s.temperature).sum()) if count == len(logits) else None
+    few = min(count, _BLOCK)
+    while True:
+        ranked = np.sort(_top_values(logits, few if total is not None else count))[::-1]
+        cumulative = np.cumsum(_weights(ranked, best, s.temperature))
+        wanted = s.top_p * (float(cumulative[-1]) if total is None else total)
+        if cumulative[-1] >= wanted or len(ranked) == count:
+            return min(int(np.searchsorted(cumulative, wanted)) + 1, count)
+        few = min(8 * few, count)
+
+
+def _top_values(x: np.ndarray, count: int) -> np.ndarray:
+    """The `count` greatest, in no order."""
+    return x if count == len(x) else np.partition(x, len(x) - count)[len(x) - count :]
+
+
+def _top_ids(x: np.ndarray, count: int) -> np.ndarray:
+    """Ids of the `count` greatest (fewer than all of them), rising; of equals the lowest ids."""
+    if count == 0:
+        return np.empty(0, np.int64)
+    threshold = np.partition(x, len(x) - count)[len(x) - count]
+    ids = np.flatnonzero(x >= threshold)
+    if len(ids) > count:
+        values = x[ids]
+        above = ids[values > threshold]
+        ids = np.sort(np.concatenate([above, ids[values == threshold][: count - len(above)]]))
+    return ids
+
+
+def _logprob(logits: np.ndarray, token: int, best: int, num_top: int) -> TokenLogprob:
+    highest = float(logits[best])
+    norm = highest + math.log(_weights(logits, highest, 1.0).sum())
+    top = _top_ids(logits, num_top) if num_top < len(logits) else np.arange(len(logits))
+    top = top[np.argsort(-logits[top], kind="stable")]
+    alternatives = ((int(i), float(logits[i]) - norm) for i in top)
+    return TokenLogprob(token, float(logits[token]) - norm, tuple(a for a in alternatives if math.isfinite(a[1])))

@@ -1,9 +1,12 @@
 """Who takes part in the next step. Pure: ints in, a batch out, no clock and no tensors but the batch's tokens.
 
-Continuous batching: each step carries one token of every decoding sequence and chunks of prompts. While somebody
-decodes, chunks are small (`mixed_tokens`), so that a new prompt slows streams down but never stops them. Several
-prompts share a step's budget evenly, the oldest first. Requests are admitted in order of arrival while their prompt
-fits the cache; when decoding runs out of room, the youngest sequence gives its room up and is computed again later.
+Continuous batching: each step carries one token of decoding sequences and chunks of prompts. While somebody decodes,
+chunks are small (`mixed_tokens`), so that a new prompt slows streams down but never stops them. Several prompts share a
+step's budget evenly, the oldest first. In a pipeline of several stages the decoding sequences take turns, so that every
+stage has some of them to work on.
+
+Requests are admitted in order of arrival while their prompt fits the cache; when decoding runs out of room, the
+youngest sequence gives its room up and is computed again later.
 """
 
 from __future__ import annotations
@@ -16,15 +19,16 @@ import numpy as np
 
 from backends.base import PAGE_TOKENS, Batch, Command, Drop, Span
 from backends.pool import BlockPool
+from node.engine.checks import check_length
 from node.engine.sequence import Request, Sequence
-from node.errors import ContextLengthError, EngineError
+from node.errors import EngineError
 from node.worker import SequenceStart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """context: prompt and answer together. num_pages: KV room, the same at every stage. step_tokens: most tokens of a
-    step. mixed_tokens: most prompt tokens of a step in which somebody decodes. max_prefills: prompts that share a step.
+    step. mixed_tokens: most prompt tokens of a step while somebody decodes. max_prefills: prompts that share a step.
     """
 
     context: int
@@ -42,7 +46,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step as decided: what goes down the pipeline, and which sequences took part."""
+    """A step as decided: what goes down the pipeline, and which sequences took part, in the order of its spans."""
 
     batch: Batch
     starts: tuple[SequenceStart, ...]
@@ -50,8 +54,9 @@ class Step:
 
 
 class Scheduler:
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, num_stages: int = 1) -> None:
         self.limits = limits
+        self.num_stages = num_stages
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -61,7 +66,7 @@ class Scheduler:
 
     def add(self, request: Request) -> Sequence:
         """Queue a request. Raises ContextLengthError when it can never run."""
-        check_length(request, self.limits)
+        check_length(request, self.limits.max_tokens)
         limit = min(self.limits.max_tokens, len(request.prompt) + request.max_tokens)
         sequence = Sequence(request, list(request.prompt), limit)
         self.waiting.append(sequence)
@@ -75,9 +80,20 @@ class Scheduler:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
+    def restart(self, sequence: Sequence) -> None:
+        """Give up what was computed of a running sequence. It waits, before all others, to be computed again."""
+        self.running.remove(sequence)
+        self._drop(sequence)
+        self.waiting.appendleft(sequence)
+
     def sampled(self, sequence: Sequence, token: int) -> None:
         sequence.tokens.append(token)
         sequence.pending = False
+
+    def lost(self, step: Step) -> None:
+        """A step did not reach every stage: what it told them to drop goes again with the next one. (A second drop of
+        a sequence is allowed, and ids are never used twice.)"""
+        self._commands += [command for command in step.batch.commands if isinstance(command, Drop)]
 
     @property
     def pages_used(self) -> int:
@@ -86,15 +102,14 @@ class Scheduler:
     def schedule(self) -> Step | None:
         """The next step, or None when nothing can be sent now."""
         self._admit()
-        chosen = list(self._decodes())
+        decoding = [sequence for sequence in self.running if sequence.is_decoding]
+        chosen = [(s, 1) for s in decoding if not s.pending][: -(-len(decoding) // self.num_stages)]
         budget = self.limits.step_tokens - len(chosen)
-        if chosen:
-            budget = min(budget, self.limits.mixed_tokens)
-        chosen += self._prefills(budget)
+        chosen += self._prefills(min(budget, self.limits.mixed_tokens) if decoding else budget)
         spans, tokens, starts, sequences = [], [], [], []
         # Oldest first: whoever is preempted for want of room is younger, so not in the batch yet.
-        age = {id(sequence): i for i, sequence in enumerate(self.running)}
-        for sequence, count in sorted(chosen, key=lambda pair: age[id(pair[0])]):
+        age = {sequence: i for i, sequence in enumerate(self.running)}
+        for sequence, count in sorted(chosen, key=lambda pair: age[pair[0]]):
             if sequence.seq < 0:
                 continue  # preempted for the sake of an older one
             is_last = sequence.sent + count == len(sequence.tokens)
@@ -132,12 +147,8 @@ class Scheduler:
     def _missing_pages(self, sequence: Sequence) -> int:
         return max(0, -(-len(sequence.tokens) // PAGE_TOKENS) - len(self._pool.blocks(sequence.seq)))
 
-    def _decodes(self) -> Iterator[tuple[Sequence, int]]:
-        for sequence in self.running:
-            if sequence.is_decoding and not sequence.pending:
-                yield sequence, 1
-
     def _prefills(self, budget: int) -> Iterator[tuple[Sequence, int]]:
+        """Chunks of the oldest unfinished prompts, in even shares of `budget`; a younger one gets what older leave."""
         ready = [s for s in self.running if not s.is_decoding and s.sent < len(s.tokens)][: self.limits.max_prefills]
         for i, sequence in enumerate(ready):
             share = -(-budget // (len(ready) - i))
@@ -150,24 +161,18 @@ class Scheduler:
         """Take pages for a span; the youngest sequences give theirs up if need be."""
         while not self._pool.room_for([span]):
             youngest = self.running[-1]
+            if len(self.running) == 1:
+                raise EngineError(
+                    f"A single sequence of {span.start + span.count} tokens does not fit the cache of "
+                    f"{self.limits.num_pages} pages.",
+                    "This is a fault of the scheduler; please report it.",
+                )
+            self.restart(youngest)
+            self.num_preemptions += 1
             if youngest is sequence:
-                if len(self.running) == 1:
-                    raise EngineError(
-                        f"A single sequence of {span.start + span.count} tokens does not fit the cache of "
-                        f"{self.limits.num_pages} pages.",
-                        "This is a fault of the scheduler; please report it.",
-                    )
-                self._preempt(youngest)
                 return False
-            self._preempt(youngest)
         self._pool.extend_all([span])
         return True
-
-    def _preempt(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
-        self._drop(sequence)
-        self.waiting.appendleft(sequence)
-        self.num_preemptions += 1
 
     def _drop(self, sequence: Sequence) -> None:
         command = Drop(sequence.seq)
@@ -178,9 +183,3 @@ class Scheduler:
     def _start(self, sequence: Sequence) -> SequenceStart:
         r = sequence.request
         return SequenceStart(sequence.seq, r.sampling, r.prompt, tuple(sequence.tokens[sequence.num_prompt :]))
-
-
-def check_length(request: Request, limits: Limits) -> None:
-    """Raises ContextLengthError when there is no room for the prompt and one token of answer."""
-    if len(request.prompt) + 1 > limits.max_tokens:
-        raise ContextLengthError(len(request.prompt), limits.max_tokens)

@@ -129,8 +129,8 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """One token is left to send: the one that was sampled last."""
-        return self.num_output > 0 and self.sent == len(self.tokens) - 1
+        """All is sent but for the token that was sampled last, at most."""
+        return self.num_output > 0 and self.sent >= len(self.tokens) - 1
 
     @property
     def is_full(self) -> bool:

@@ -14,16 +14,26 @@ class StreamDecoder(Protocol):
     def flush(self) -> str: ...
 
 
+def first_stop(text: str, stops: Iterable[str]) -> tuple[int, str] | None:
+    """Where the stop string begins that is complete first (of those that end there the longest), and which it is."""
+    found = [(text.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text]
+    if not found:
+        return None
+    end, _, stop = min(found)
+    return end - len(stop), stop
+
+
 class TextStream:
     """Decodes tokens and holds back what may yet become a stop string.
 
-    `push` and `flush` return what may be shown now. `stopped` is the stop string that was met, if one was: the one that
-    begins first, of those that begin there the one that is complete first. What follows it is dropped.
+    `push` and `flush` return what may be shown now: in sum the text before the first stop string (see `first_stop`),
+    however it was cut into tokens. `stopped` is the stop string that was met, if one was; what follows it is dropped.
     """
 
     def __init__(self, decoder: StreamDecoder, stops: tuple[str, ...]) -> None:
         self._decoder = decoder
         self._stops = stops
+        self._longest = max(map(len, stops), default=0)
         self._held = ""
         self.stopped: str | None = None
 
@@ -32,43 +42,27 @@ class TextStream:
 
     def flush(self) -> str:
         """The rest, once no token will follow."""
-        shown = self._accept(self._decoder.flush())
-        if self.stopped is None:
-            shown += self._held
+        shown = self._accept(self._decoder.flush()) + self._held
         self._held = ""
         return shown
 
     def _accept(self, text: str) -> str:
         if self.stopped is not None:
             return ""
-        if not self._stops:
-            return text
-        self._held += text
-        shown = ""
-        while True:  # decide at the first place where a stop string begins, or may begin
-            place = _first_beginning(self._held, self._stops)
-            shown, self._held = shown + self._held[:place], self._held[place:]
-            if not self._held:
-                return shown
-            complete = [stop for stop in self._stops if self._held.startswith(stop)]
-            if complete:
-                self.stopped = min(complete, key=len)
-                self._held = ""
-                return shown
-            if any(stop.startswith(self._held) for stop in self._stops):
-                return shown
-            shown, self._held = shown + self._held[0], self._held[1:]
+        text = self._held + text
+        met = first_stop(text, self._stops)
+        if met is not None:
+            place, self.stopped = met
+            self._held = ""
+            return text[:place]
+        keep = self._num_open(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
 
-
-def _first_beginning(text: str, stops: tuple[str, ...]) -> int:
-    """The first place from which a stop string is in `text`, whole or cut off by its end."""
-    first = len(text)
-    for stop in stops:
-        found = text.find(stop)
-        if 0 <= found < first:
-            first = found
-        for i in range(max(0, len(text) - len(stop) + 1), first):
-            if stop.startswith(text[i:]):
-                first = i
-                break
-    return first
+    def _num_open(self, text: str) -> int:
+        """Characters at the end of `text` that begin a stop string."""
+        for keep in range(min(self._longest - 1, len(text)), 0, -1):
+            end = text[-keep:]
+            if any(stop.startswith(end) for stop in self._stops):
+                return keep
+        return 0
