@@ -19,6 +19,7 @@ from node.models.hf_vocab import MAX_CONFIG_BYTES, read_json
 from node.models.messages import Capabilities, fit_messages, read_messages
 from node.models.probe import probe
 from node.models.sandbox import SandboxedTemplate
+from node.models.template_budget import MAX_DEPTH
 from node.models.tokenizer import Tokenizer
 
 log = logging.getLogger("roost.models")
@@ -89,6 +90,7 @@ class ChatTemplate:
     def render(
         self,
         messages: list[dict[str, Any]],
+        /,
         *,
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -108,6 +110,7 @@ class ChatTemplate:
     def text(
         self,
         messages: list[dict[str, Any]],
+        /,
         *,
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -200,16 +203,19 @@ def _name(tokenizer: Tokenizer, token: int | None) -> str:
     return "" if token is None else tokenizer.token_text(token)
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: Any, depth: int = 0) -> Iterator[str]:
+    """Every text in a JSON value, keys too. Raises RequestError when it is nested deeper than templates can go."""
+    if depth > MAX_DEPTH:
+        raise RequestError(f"The request is nested more than {MAX_DEPTH} levels deep.", "Send a flatter one.")
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for key, part in value.items():
             yield str(key)
-            yield from _texts(part)
+            yield from _texts(part, depth + 1)
     elif isinstance(value, list | tuple):
         for part in value:
-            yield from _texts(part)
+            yield from _texts(part, depth + 1)
 
 
 def _gguf_templates(path: Path) -> dict[str, str]:

@@ -114,9 +114,16 @@ def test_tools_equal_transformers(name: str, folder: Path, chats: dict[str, Chat
 
 def test_switches_of_the_template(chats: dict[str, ChatTemplate]) -> None:
     assert chats["qwen3"].text([user("q")], enable_thinking=False).endswith("<think>\n\n</think>\n\n")
-    with pytest.raises(RequestError, match="may not set bos_token") as caught:
-        chats["qwen3"].text([user("q")], bos_token="x")
-    assert caught.value.param == "chat_template_kwargs"
+    for name in ("bos_token", "messages"):
+        with pytest.raises(RequestError, match=f"may not set {name}") as caught:
+            chats["qwen3"].text([user("q")], **{name: "x"})
+        assert caught.value.param == "chat_template_kwargs"
+    assert chats["qwen3"].text([user("q")], **{"self": 1}) == chats["qwen3"].text([user("q")])
+    deep: Any = "x"
+    for _ in range(900):
+        deep = [deep]
+    with pytest.raises(RequestError, match="levels deep"):
+        chats["qwen3"].text([user("q")], extra=deep)
 
 
 @pytest.mark.real_model

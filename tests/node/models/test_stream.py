@@ -19,7 +19,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_chunking_gives_the_whole_text(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = data.draw(
         st.one_of(
