@@ -10,6 +10,7 @@ import os
 import platform
 import tomllib
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -48,6 +49,17 @@ def _bytes(value: Any) -> int:
         raise PydanticCustomError("size", "{words}", {"words": str(exc).rstrip(".")}) from exc
 
 
+def _words(value: Any) -> Any:
+    return tuple(word for word in value.replace(",", " ").split()) if isinstance(value, str) else value
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 class Settings(BaseModel):
     """Every field's description is its help text; properties resolve what was left open."""
 
@@ -63,6 +75,12 @@ class Settings(BaseModel):
     )
     api_host: str = Field("127.0.0.1", description="Address the API listens on.")
     api_port: Port = Field(7117, description="Port the API listens on.")
+    api_key: str | None = Field(
+        None, exclude=True, repr=False, min_length=1, description="Key that the API asks for; needed beyond loopback."
+    )
+    origins: Annotated[tuple[str, ...], BeforeValidator(_words)] = Field(
+        (), description="Web pages (origins) that may call the API, separated by commas."
+    )
     backend: Literal["auto", "cpu", "cuda", "mlx", "llama"] = Field("auto", description="What computes: auto or cpu.")
     threads: int | None = Field(None, ge=1, le=1024, description="CPU threads (default: the physical cores).")
     memory: Annotated[int, BeforeValidator(_bytes), Field(ge=1)] | None = Field(
@@ -87,6 +105,15 @@ class Settings(BaseModel):
             if value is not None and (works is None or value not in works):
                 given = f"{flag_of(field)} {value}" if works else flag_of(field)
                 raise UsageError(f"{given} is not available yet.", words)
+        return self
+
+    @model_validator(mode="after")
+    def refuse_open_door(self) -> Settings:
+        if self.api_key is None and not is_loopback(self.api_host):
+            raise UsageError(
+                f"--api-host {self.api_host} would let everybody on its network use this machine.",
+                f"Stay on 127.0.0.1, or set a key that clients have to send: {PREFIX}API_KEY, or api_key in config.toml.",
+            )
         return self
 
     @property

@@ -17,8 +17,9 @@ from typing import Any
 
 from node import status
 from node.api.app import create_app
+from node.api.guard import Access
 from node.api.server import Server
-from node.config import Settings
+from node.config import Settings, is_loopback
 from node.deployment import Deployments
 from node.instance import socket_path
 from node.loading import Loaded
@@ -55,7 +56,8 @@ class Node:
         """
         api_socket = listen(self.settings.api_host, self.settings.api_port)
         local_socket = listen_unix(socket_path(self.settings.home))
-        servers = (Server(create_app(self._deployments), api_socket), Server(create_local_app(self), local_socket))
+        app = create_app(self._deployments, access=access_of(self.settings))
+        servers = (Server(app, api_socket), Server(create_local_app(self), local_socket))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, lambda: self.request_stop(now=self._stop.is_set()))
@@ -127,6 +129,11 @@ class Node:
                 log.info("finishing %d requests; a second signal ends them", stats.running + stats.waiting)
                 told = True
             await asyncio.sleep(POLL_S)
+
+
+def access_of(settings: Settings) -> Access:
+    """On loopback no key and local Host headers only; beyond it a key, and whatever name the machine goes by there."""
+    return Access(api_key=settings.api_key or "", any_host=not is_loopback(settings.api_host), origins=settings.origins)
 
 
 def in_thread(work: Callable[[], Loaded]) -> asyncio.Future[Loaded]:

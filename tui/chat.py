@@ -37,8 +37,9 @@ class Answerer(Protocol):
 class NodeAnswerer:
     """Streams from the OpenAI endpoint of a running node."""
 
-    def __init__(self, api_url: str, model: str) -> None:
-        self._http = httpx.Client(base_url=api_url, timeout=httpx.Timeout(10.0, read=None))
+    def __init__(self, api_url: str, model: str, api_key: str | None = None) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http = httpx.Client(base_url=api_url, headers=headers, timeout=httpx.Timeout(10.0, read=None))
         self._model = model
 
     def answer(self, messages: Messages, wishes: Wishes) -> Generator[str, None, None]:

@@ -16,7 +16,7 @@ METAVARS = {"memory": "SIZE", "peer": "HOST[:PORT]", "interface": "ADDR"}
 def setting(field: str) -> Any:
     """The option of one field. None means "not given": `node.config.load` then looks further."""
     info = Settings.model_fields[field]
-    default = "" if info.default_factory or info.default in (None, False) else f" [default: {info.default}]"
+    default = "" if info.default_factory or info.default in (None, False, ()) else f" [default: {info.default}]"
     return typer.Option(
         flag_of(field),
         help=f"{info.description}{default}",
@@ -31,6 +31,7 @@ Model = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="A name, or
 Name = Annotated[str | None, setting("name")]
 ApiHost = Annotated[str | None, setting("api_host")]
 ApiPort = Annotated[int | None, setting("api_port")]
+Origins = Annotated[str | None, setting("origins")]
 Backend = Annotated[str | None, setting("backend")]
 Threads = Annotated[int | None, setting("threads")]
 Memory = Annotated[str | None, setting("memory")]

@@ -104,4 +104,24 @@ def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
     [("0.0.0.0", "http://127.0.0.1:7117/v1"), ("::", "http://[::1]:7117/v1"), ("::1", "http://[::1]:7117/v1")],
 )
 def test_the_url_can_be_opened(tmp_path: Path, host: str, url: str) -> None:
-    assert settings(tmp_path, {"api_host": host}).api_url == url
+    assert settings(tmp_path, {"api_host": host}, {"ROOST_API_KEY": "k"}).api_url == url
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "box.local"])
+def test_an_address_that_others_reach_needs_a_key(tmp_path: Path, host: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        settings(tmp_path, {"api_host": host})
+    assert "everybody on its network" in caught.value.message and "ROOST_API_KEY" in caught.value.cure
+    found = settings(tmp_path, {"api_host": host}, {"ROOST_API_KEY": "secret"})
+    assert found.api_key == "secret" and "secret" not in f"{found!r} {found.model_dump()}"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_loopback_needs_none(tmp_path: Path, host: str) -> None:
+    assert settings(tmp_path, {"api_host": host}).api_key is None
+
+
+def test_origins_are_a_list_in_words_or_in_toml(tmp_path: Path) -> None:
+    assert settings(tmp_path, {"origins": "http://a, http://b"}).origins == ("http://a", "http://b")
+    (tmp_path / "config.toml").write_text('origins = ["http://c"]')
+    assert settings(tmp_path).origins == ("http://c",)

@@ -15,6 +15,7 @@ import pytest
 from node.instance import run_folder, socket_path
 from node.ports import listen
 from tests.tui.conftest import TIMEOUT_S, Cluster, RunningNode, free_port
+from tui.client import NodeClient
 
 QUESTION = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 0}
 
@@ -167,6 +168,21 @@ def test_settings_come_from_environment_and_file(cluster: Cluster, tiny_model: P
         cluster.run("down")
     assert document["nodes"][0]["name"] == "from-the-file"
     assert document["deployments"][0]["plan"]["predicted"]["context"] == 256
+
+
+def test_a_key_is_asked_for_and_never_shown(cluster: Cluster, tiny_model: Path) -> None:
+    cluster.env |= {"ROOST_API_KEY": "hush-hush"}
+    with RunningNode(cluster, tiny_model, "--api-host", "0.0.0.0") as node:
+        node.wait_ready()
+        refused = httpx.get(f"{node.api}/v1/models")
+        allowed = httpx.get(f"{node.api}/v1/models", headers={"Authorization": "Bearer hush-hush"})
+        assert (refused.status_code, allowed.status_code) == (401, 200)
+        asked = cluster.run("run", tiny_model, "hello", "--max-tokens", 2)
+        assert asked.returncode == 0, asked.stderr
+        shown = cluster.run("status", "--json").stdout + node.log()
+        with NodeClient(cluster.home) as client:
+            shown += str(client.settings())
+    assert "hush-hush" not in shown
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def answering(settings: Settings) -> Iterator[Answerer]:
         document, running = client.status(), client.settings()["model"]
         ready = [deployment["model"] for deployment in document["deployments"] if deployment["state"] == "ready"]
         if ready and model in (running, *ready):
-            answerer = NodeAnswerer(document["api"], ready[0])
+            answerer = NodeAnswerer(document["api"], ready[0], settings.api_key)
     if answerer is None:
         from node.loading import load_deployment
 
