@@ -112,7 +112,7 @@ class Settings(BaseModel):
         if self.api_key is None and not is_loopback(self.api_host):
             raise UsageError(
                 f"--api-host {self.api_host} would let everybody on its network use this machine.",
-                f"Stay on 127.0.0.1, or set a key that clients have to send: {PREFIX}API_KEY, or api_key in config.toml.",
+                f"Stay on 127.0.0.1, or set a key for clients to send: {PREFIX}API_KEY, or api_key in config.toml.",
             )
         return self
 
