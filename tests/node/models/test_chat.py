@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
@@ -199,6 +199,8 @@ def test_text_without_names_is_encoded_as_a_whole(
     @settings(max_examples=60, deadline=None)
     def same(a: str, b: str) -> None:
         messages = [user(a), assistant(b), user(b + a)]
+        # hypothesis likes to try the strings that it finds in these files
+        assume(not any(control.text in a + "\n" + b + a for control in tokenizer.controls))
         assert chats[name].render(messages) == tokenizer.encode(chats[name].text(messages), special=True)
 
     same()
