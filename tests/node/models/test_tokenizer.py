@@ -83,17 +83,23 @@ def test_smollm2_equals_transformers(smollm2: Tokenizer, smollm2_path: Path) -> 
             assert smollm2.encode(text) == smollm2.encode(text, special=True) == expected
 
 
+def known_bytes(tokenizer: Tokenizer) -> set[int]:
+    """Bytes that have a token of their own."""
+    raws = map(tokenizer.token_bytes, range(tokenizer.vocab_size))
+    return {raw[0] for raw in raws if len(raw) == 1}
+
+
 @pytest.mark.real_model
 @pytest.mark.parametrize("name", ["smollm2", "gemma3"])
 def test_every_text_comes_back(name: str, request: pytest.FixtureRequest) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(name)
-    single = {raw for i in range(tokenizer.vocab_size) if len(raw := tokenizer.token_bytes(i)) == 1}
+    known = known_bytes(tokenizer)
 
     @given(ANY_TEXT | MIXED)
     @settings(max_examples=150, deadline=None)
     def comes_back(text: str) -> None:
         # SmolLM2 has no token for some bytes (0x04, 0xf1, ...), and SentencePiece writes a space as U+2581
-        text = "".join(c for c in text if c != "▁" and all(bytes([byte]) in single for byte in c.encode()))
+        text = "".join(c for c in text if c != "▁" and known.issuperset(c.encode()))
         ids = tokenizer.encode(text)
         assert tokenizer.decode(ids, skip_special=False) == text
         assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
@@ -136,12 +142,14 @@ def test_real_vocabularies_equal_llama_cpp(
     path: Path = request.getfixturevalue(path_name)
     ours = Tokenizer.load(path, tokenizer_cache)
     theirs = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
+    known = known_bytes(ours)
 
     @given(MIXED | ANY_TEXT)
     @settings(max_examples=500, deadline=None)
     def same(text: str) -> None:
-        # llama.cpp takes Gemma's HTML tag </s> for a control token, by its name
-        text = text.replace("</s>", "")
+        # llama.cpp takes Gemma's HTML tag </s> for a control token, by its name; and bytes without a token keep their
+        # neighbours from merging there, but not in the models' own tokenizers
+        text = "".join(c for c in text.replace("</s>", "") if known.issuperset(c.encode()))
         for special in (False, True):
             expected = theirs.tokenize(text.encode(), add_bos=False, special=special)
             assert ours.encode(text, special=special) == expected
