@@ -149,7 +149,8 @@ def chat(deployment: Deployment, request: ChatRequest, *, ping_s: float) -> Answ
     sampling = request.sampling(request.num_logprobs, vocab_size=deployment.tokenizer.vocab_size)
     name = f"chatcmpl-{secrets.token_hex(12)}"
     head = Head(name, "chat.completion", int(time.time()), deployment.id)
-    requests = _choices(deployment, name, [prompt], request, sampling, limit)
+    stops = (*request.stop, *deployment.chat.stop)  # a base model's transcript would go on with the user's next turn
+    requests = _choices(deployment, name, [prompt], request, sampling, limit, stops)
     chunks = None
     if request.stream:
         chunk_head = dataclasses.replace(head, object="chat.completion.chunk")
@@ -165,7 +166,7 @@ def completions(deployment: Deployment, request: CompletionRequest, *, ping_s: f
     name = f"cmpl-{secrets.token_hex(12)}"
     head = Head(name, "text_completion", int(time.time()), deployment.id)
     limit = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
-    requests = _choices(deployment, name, prompts, request, sampling, limit)
+    requests = _choices(deployment, name, prompts, request, sampling, limit, request.stop)
     prefixes = [text if request.echo else "" for text in texts for _ in range(request.n or 1)]
     chunks = None
     if request.stream:
@@ -201,6 +202,7 @@ def _choices(
     request: CommonFields,
     sampling: Sampling,
     limit: int | None,
+    stops: tuple[str, ...],
 ) -> list[Request]:
     """Choice i of a prompt draws with seed + i, so that a seed still says everything."""
     requests = []
@@ -215,7 +217,7 @@ def _choices(
                     prompt=tuple(prompt),
                     max_tokens=room if limit is None else min(limit, room),
                     sampling=dataclasses.replace(sampling, seed=sampling.seed + i),
-                    stop=request.stop,
+                    stop=stops,
                     stop_tokens=deployment.tokenizer.eos_ids,
                     client=request.user or "",
                 )

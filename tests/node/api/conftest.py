@@ -46,6 +46,8 @@ class Names(FakeTokenizer):
 class Template:
     """A fake chat template: "role: content" lines."""
 
+    stop = ("\nuser:",)  # as the fallback for base models has it
+
     def __init__(self, tokenizer: Names) -> None:
         self.tokenizer = tokenizer
         self.options: dict[str, Any] = {}

@@ -100,6 +100,12 @@ def test_choices_and_stop(served: Served, client: openai.OpenAI) -> None:
         assert mine[-1].finish_reason == "stop"
 
 
+def test_a_transcript_stops_before_the_next_turn(served: Served, client: openai.OpenAI) -> None:
+    messages = served.say("transcript", "w1 \nuser: and so on")
+    answer = client.chat.completions.create(model="toy:1m", messages=messages)  # pyright: ignore
+    assert answer.choices[0].message.content == "w1 "
+
+
 def test_length(served: Served, client: openai.OpenAI) -> None:
     messages = served.say("long", "w1 " * 1000)
     for limit in ({"max_tokens": 7}, {"max_completion_tokens": 7}):
