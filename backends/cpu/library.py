@@ -14,7 +14,8 @@ from discovery.errors import RoostError
 
 MATS = ("embed", "head", "q", "k", "v", "o", "gate", "up", "down")
 VECS = (
-    "norm", "attn_norm", "mlp_norm", "q_bias", "k_bias", "v_bias", "q_norm", "k_norm", "attn_post_norm", "mlp_post_norm",
+    "norm", "attn_norm", "mlp_norm", "q_bias", "k_bias", "v_bias", "q_norm", "k_norm",
+    "attn_post_norm", "mlp_post_norm",
 )  # fmt: skip
 KINDS = {"q4": 1, "q5": 2, "q6": 3, "q8": 4, "f16": 5, "bf16": 6, "f32": 7}
 

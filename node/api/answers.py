@@ -5,11 +5,11 @@ Chunks are put together from a prefix that is made once a stream; only the text 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from node.api.errors import dumps
 from node.engine.sequence import TokenLogprob, Usage
 
 
@@ -19,24 +19,15 @@ class TokenNames(Protocol):
     def token_bytes(self, token: int) -> bytes: ...
 
 
-def dumps(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
 @dataclass(slots=True)
 class Choice:
     """What one choice has come to so far."""
 
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
     finish_reason: str = "length"
     usage: Usage = field(default_factory=Usage)
-
-
-def usage(choices: Sequence[Usage]) -> dict[str, Any]:
-    """Summed over the choices of one prompt, which is counted once."""
-    prompt, cached = choices[0].prompt_tokens, max(one.cached_tokens for one in choices)
-    return usage_of(prompt, cached, sum(one.completion_tokens for one in choices))
 
 
 def usage_of(prompt: int, cached: int, completion: int) -> dict[str, Any]:
@@ -76,18 +67,22 @@ def chat_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob]) -> dict[s
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
-    """The legacy form. Offsets count characters; a token that holds part of one counts as it reads alone."""
-    tokens = [names.token_text(lp.token) for lp in logprobs]
+def offsets_of(names: TokenNames, logprobs: Sequence[TokenLogprob], start: int) -> list[int]:
+    """Where tokens that came together begin, in characters; `start` is where the text they brought begins."""
     offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token)
+    for lp in logprobs:
+        offsets.append(start)
+        start += len(names.token_text(lp.token))
+    return offsets
+
+
+def completion_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob], offsets: Sequence[int]) -> dict[str, Any]:
+    """The legacy form."""
     return {
-        "tokens": tokens,
+        "tokens": [names.token_text(lp.token) for lp in logprobs],
         "token_logprobs": [lp.logprob for lp in logprobs],
         "top_logprobs": [{names.token_text(token): value for token, value in lp.top} for lp in logprobs],
-        "text_offset": offsets,
+        "text_offset": list(offsets),
     }
 
 
@@ -155,7 +150,9 @@ class CompletionChunks:
     ) -> str:
         offset = self._offsets.get(index, 0)
         self._offsets[index] = offset + len(text)
-        told = dumps(completion_logprobs(self._names, logprobs, offset)) if logprobs else "null"
+        told = "null"
+        if logprobs:
+            told = dumps(completion_logprobs(self._names, logprobs, offsets_of(self._names, logprobs, offset)))
         finish = f'"{reason}"' if reason else "null"
         choice = f'{{"index":{index},"text":{dumps(text)},"logprobs":{told},"finish_reason":{finish}}}'
         return f'{self._prefix},"choices":[{choice}]{more}{self._end}'

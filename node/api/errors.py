@@ -16,6 +16,8 @@ from node.errors import (
     UnknownModelError,
 )
 
+dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
 
 def body(message: str, kind: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
@@ -42,6 +44,15 @@ def response(error: RoostError) -> Response:
     return json_response(content, status, headers)
 
 
+def internal() -> dict[str, Any]:
+    return body("Something went wrong in the server; its log has the details.", "server_error")
+
+
+def encoded(text: str) -> bytes:
+    """UTF-8. Lone surrogates, which reach us through JSON escapes, have none and become question marks."""
+    return text.encode("utf-8", "replace")
+
+
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    data = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    data = encoded(dumps(content))
     return Response(data, status, headers, media_type="application/json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import secrets
 from dataclasses import dataclass
 
@@ -11,7 +12,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from node.api import errors
 
-MAX_BODY_BYTES = 64 << 20
+MAX_BODY_BYTES = 16 << 20
+"""Text of millions of tokens. Parsed JSON takes up to thirty times its bytes."""
+
+HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^\[\]:/@]+))(?::\d{1,5})?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +76,15 @@ class Guard:
         if self._access.api_key and not self._has_key(headers):
             return 401, "The API key is missing or wrong. Send it as 'Authorization: Bearer KEY'.", "invalid_api_key"
         length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > self._access.max_body_bytes:
+        if length.isascii() and length.isdigit() and int(length) > self._access.max_body_bytes:
             return 413, f"The body is larger than {self._access.max_body_bytes} bytes.", "body_too_large"
         return None
 
     def _has_key(self, headers: Headers) -> bool:
-        given = headers.get("authorization", "").removeprefix("Bearer ").strip() or headers.get("x-api-key", "")
-        return secrets.compare_digest(given.encode(), self._access.api_key.encode())
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = (token.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", ""))
+        key = self._access.api_key.encode()
+        return any([secrets.compare_digest(one.encode("latin-1"), key) for one in given])
 
     def _too_large(self) -> ASGIApp:
         message = f"The body is larger than {self._access.max_body_bytes} bytes."
@@ -87,8 +93,10 @@ class Guard:
 
 def is_local(host: str) -> bool:
     """Whether a Host header names an address, or this machine by a name that no other can claim."""
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() and not host.endswith("]") else host
-    name = name.strip("[]").lower().rstrip(".")
+    match = HOST.fullmatch(host)
+    if match is None:
+        return False
+    name = (match[1] or match[2]).lower().rstrip(".")
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:

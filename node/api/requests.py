@@ -6,11 +6,13 @@ A field that is not known at all is ignored, with a line in the debug log: clien
 from __future__ import annotations
 
 import logging
+import reprlib
 import secrets
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 from pydantic import ValidationError as PydanticValidationError
+from pydantic_core import PydanticCustomError
 
 from node.engine.sequence import Sampling
 from node.errors import RequestError
@@ -18,17 +20,45 @@ from node.errors import RequestError
 log = logging.getLogger(__name__)
 
 MAX_STOPS = 16
+MAX_STOP_CHARS = 1024
 MAX_CHOICES = 16
 MAX_TOP_LOGPROBS = 20
+UNSUPPORTED = "unsupported_parameter"
+
+EXTENSIONS: dict[str, tuple[Any, ...]] = {
+    # what other servers take beside OpenAI's fields, and the values that ask for nothing
+    "add_generation_prompt": (True,),
+    "bad_words": ([],),
+    "continue_final_message": (False,),
+    "grammar": ("",),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "ignore_eos": (False,),
+    "json_schema": (),
+    "length_penalty": (1, 1.0),
+    "min_tokens": (0,),
+    "prompt_logprobs": (),
+    "repeat_penalty": (1, 1.0),
+    "stop_token_ids": ([],),
+    "structured_outputs": (),
+    "use_beam_search": (False,),
+}
+"""Fields that would change the answer if they were honoured: to ignore them would be to lie."""
+
+
+def _is_harmless(value: Any, harmless: tuple[Any, ...]) -> bool:
+    return value is None or any(value == one and type(value) is type(one) for one in harmless)
 
 
 def _some(*harmless: Any) -> Any:
     """A validator that takes nothing, or one of `harmless`."""
 
     def check(value: Any) -> Any:
-        if value is None or any(value == one and type(value) is type(one) for one in harmless):
+        if _is_harmless(value, harmless):
             return None
-        raise ValueError(f"{value!r} is not supported here")
+        raise PydanticCustomError(UNSUPPORTED, "{value} is not supported here", {"value": reprlib.repr(value)})
 
     return BeforeValidator(check)
 
@@ -43,6 +73,8 @@ def _stops(value: Any) -> Any:
         raise ValueError(f"holds {len(stops)} strings; at most {MAX_STOPS} are allowed")
     if "" in stops:
         raise ValueError("holds an empty string, which would stop everything")
+    if any(len(stop) > MAX_STOP_CHARS for stop in stops):
+        raise ValueError(f"holds a string of more than {MAX_STOP_CHARS} characters")
     return tuple(stops)
 
 
@@ -51,14 +83,25 @@ def _logit_bias(value: Any) -> Any:
         return ()
     if not isinstance(value, dict):
         raise ValueError("has to be an object of token ids and numbers")
-    pairs = []
+    pairs: dict[int, float] = {}
     for key, bias in value.items():
         if not (isinstance(key, str) and key.isascii() and key.isdigit()):
-            raise ValueError(f"has the key {key!r}, which is not a token id")
+            raise ValueError(f"has the key {reprlib.repr(key)}, which is not a token id")
         if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
-            raise ValueError(f"has the value {bias!r}; biases lie between -100 and 100")
-        pairs.append((int(key), float(bias)))
-    return tuple(sorted(pairs))
+            raise ValueError(f"has the value {reprlib.repr(bias)}; biases lie between -100 and 100")
+        pairs[int(key)] = float(bias)
+    return tuple(sorted(pairs.items()))
+
+
+def _messages(value: Any) -> Any:
+    """Types of content parts; all else about messages is `node.models.messages`' to say."""
+    for i, message in enumerate(value if isinstance(value, list) else ()):
+        content = message.get("content") if isinstance(message, dict) else None
+        for j, part in enumerate(content if isinstance(content, list) else ()):
+            if isinstance(part, dict) and not isinstance(part.get("type"), str):
+                param = f"messages[{i}].content[{j}].type"
+                raise RequestError(f"'{param}' has to be a string.", param=param)
+    return value
 
 
 Number = StrictFloat | StrictInt
@@ -86,7 +129,7 @@ class CommonFields(BaseModel):
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[Number, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[Number, Field(ge=0.01, le=10)] | None = None
     logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(_logit_bias)] = ()
     seed: StrictInt | None = None
     stop: Annotated[tuple[str, ...], BeforeValidator(_stops)] = ()
@@ -123,7 +166,7 @@ def _or(value: float | None, default: float) -> float:
 
 
 class ChatRequest(CommonFields):
-    messages: list[Any]
+    messages: Annotated[list[Any], BeforeValidator(_messages)]
     max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     logprobs: StrictBool | None = None
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -134,6 +177,7 @@ class ChatRequest(CommonFields):
     metadata: dict[str, Any] | None = None
     prompt_cache_key: StrictStr | None = None
     prompt_cache_retention: StrictStr | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     safety_identifier: StrictStr | None = None
     service_tier: Annotated[None, _some("auto", "default")] = None
     store: Annotated[None, _some(False)] = None
@@ -144,6 +188,7 @@ class ChatRequest(CommonFields):
     tools: list[Any] | None = None
     tool_choice: Any = None
     audio: Unused = None
+    moderation: Unused = None
     prediction: Unused = None
     web_search_options: Unused = None
     functions: Annotated[None, _some([])] = None
@@ -197,8 +242,12 @@ def parse(kind: type[Fields], data: Any) -> Fields:
         request = kind.model_validate(data)
     except PydanticValidationError as exc:
         raise _translated(exc, data) from exc
-    if request.model_extra:
-        log.debug("ignored unknown fields: %s", ", ".join(sorted(request.model_extra)))
+    for name, value in (request.model_extra or {}).items():
+        if name not in EXTENSIONS:
+            log.debug("ignored the unknown field %s", reprlib.repr(name))
+        elif not _is_harmless(value, EXTENSIONS[name]):
+            cure = "Send repetition_penalty." if name == "repeat_penalty" else "Leave it out."
+            raise RequestError(f"'{name}' is not supported here.", cure, param=name, code=UNSUPPORTED)
     return request
 
 
@@ -210,6 +259,6 @@ def _translated(exc: PydanticValidationError, data: dict[str, Any]) -> RequestEr
     if first["type"] == "missing":
         return RequestError(f"'{param}' is required.", param=param, code="missing_required_parameter")
     message = first["msg"].removeprefix("Value error, ")
-    code = "unsupported_parameter" if "is not supported" in message else "invalid_type"
     joint = " " if first["type"] == "value_error" else ": "
+    code = UNSUPPORTED if first["type"] == UNSUPPORTED else "invalid_type"
     return RequestError(f"'{param}'{joint}{message}.", param=param, code=code)
