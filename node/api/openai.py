@@ -65,7 +65,7 @@ class Answer:
         connection.ping = b": ping\n\n"
         opening = [chunks.first(i) for i in range(len(generations))] if isinstance(chunks, ChatChunks) else []
         opening += [chunks.text(i, prefix, ()) for i, prefix in enumerate(self._prefixes) if prefix]
-        await connection.write("".join(opening).encode())
+        await connection.write(errors.encoded("".join(opening)))
         usages = [Finished("error", answers.Usage())] * len(generations)
         async for events in merged(generations):
             out = []
@@ -83,7 +83,7 @@ class Answer:
                     usages[index] = event
                     out.append(chunks.last(index, finish_reason(event), event.usage))
             if out:
-                await connection.write("".join(out).encode("utf-8", "surrogatepass"))
+                await connection.write(errors.encoded("".join(out)))
         tail = "data: [DONE]\n\n"
         if self._include_usage:
             tail = chunks.usage(self._usage([one.usage for one in usages]), answers.timings(usages[0].usage)) + tail
@@ -92,11 +92,12 @@ class Answer:
     async def _whole(
         self, connection: Connection, generations: list[Generation], scope: Scope, receive: Receive, send: Send
     ) -> None:
-        choices = [Choice(prefix) for prefix in self._prefixes]
+        names, choices = self._deployment.tokenizer, [Choice(prefix) for prefix in self._prefixes]
         async for events in merged(generations):
             for index, event in events:
                 choice = choices[index]
                 if isinstance(event, Delta):
+                    choice.offsets += answers.offsets_of(names, event.logprobs, len(choice.text))
                     choice.text += event.text
                     choice.logprobs += event.logprobs
                 elif isinstance(event, Finished):
@@ -125,8 +126,7 @@ class Answer:
             logprobs = answers.chat_logprobs(names, choice.logprobs) if choice.logprobs else None
             message = {"role": "assistant", "content": choice.text, "refusal": None}
             return {**shape, "message": message, "logprobs": logprobs}
-        offset = len(self._prefixes[index])
-        told = answers.completion_logprobs(names, choice.logprobs, offset) if choice.logprobs else None
+        told = answers.completion_logprobs(names, choice.logprobs, choice.offsets) if choice.logprobs else None
         return {**shape, "text": choice.text, "logprobs": told}
 
 
