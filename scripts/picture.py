@@ -68,7 +68,7 @@ def main() -> None:
         node = Terminal([cluster, "up"], env)
         show("cluster up", node.read_until(STOP_HINT, b"\n", b"\n"))
         for line in (
-            f"cluster run {MODEL} 'What is the capital of France?' --temperature 0",
+            f"cluster run {MODEL} 'Name three primary colours.' --temperature 0",
             "cluster status",
             "cluster down",
         ):
