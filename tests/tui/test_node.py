@@ -202,11 +202,13 @@ def test_up_refuses_what_cannot_be(
     assert words in shown.stderr and "hint: " in shown.stderr and "Traceback" not in shown.stderr
 
 
-@pytest.mark.parametrize("keep", [0, 3, 100, 5000])
-def test_a_truncated_file_is_refused(cluster: Cluster, tiny_model: Path, keep: int) -> None:
+@pytest.mark.parametrize(
+    ("keep", "commands"), [(0, ["up"]), (3, ["run"]), (100, ["bench"]), (5000, ["up", "run", "bench"])]
+)
+def test_a_truncated_file_is_refused(cluster: Cluster, tiny_model: Path, keep: int, commands: list[str]) -> None:
     broken = cluster.home / "broken.gguf"
     broken.write_bytes(tiny_model.read_bytes()[:keep])
-    for command in ("up", "run", "bench"):
+    for command in commands:
         arguments = ["hello"] if command == "run" else []
         shown = cluster.run(command, broken, *arguments, ROOST_API_PORT=str(free_port()))
         assert (shown.returncode, shown.stdout) == (1, "")
