@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
@@ -33,11 +34,14 @@ def create_app(deployments: Deployments, *, access: Access | None = None, ping_s
 
     async def chat(data: Any) -> ASGIApp:
         request = parse(ChatRequest, data)
-        return openai.chat(deployments.get(request.model), request, ping_s=ping_s)
+        deployment = deployments.get(request.model)
+        # a long prompt takes seconds to become tokens; streams go on meanwhile
+        return await asyncio.to_thread(openai.chat, deployment, request, ping_s=ping_s)
 
     async def completions(data: Any) -> ASGIApp:
         request = parse(CompletionRequest, data)
-        return openai.completions(deployments.get(request.model), request, ping_s=ping_s)
+        deployment = deployments.get(request.model)
+        return await asyncio.to_thread(openai.completions, deployment, request, ping_s=ping_s)
 
     async def models(request: Request) -> Response:
         cards = [openai.model_card(one) for one in deployments.all()]
@@ -63,7 +67,7 @@ def create_app(deployments: Deployments, *, access: Access | None = None, ping_s
     if access.origins:
         cors = Middleware(CORSMiddleware, allow_origins=access.origins, allow_methods=["*"], allow_headers=["*"])
         middleware.insert(0, cors)
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/", root, methods=["GET", "HEAD"]),
             Route("/health", health),
@@ -73,8 +77,10 @@ def create_app(deployments: Deployments, *, access: Access | None = None, ping_s
             Route("/v1/completions", Json(completions), methods=["POST"]),
         ],
         middleware=middleware,
-        exception_handlers={HTTPException: _http_error, RoostError: _roost_error},
+        exception_handlers={HTTPException: _http_error, RoostError: _roost_error, Exception: _internal_error},
     )
+    app.router.redirect_slashes = False  # clients do not follow a redirected POST
+    return app
 
 
 class Json:
@@ -106,30 +112,40 @@ class Json:
             if started:
                 raise
             log.exception("%s %s failed", scope["method"], scope["path"])
-            body = errors.body("Something went wrong in the server; its log has the details.", "server_error")
-            await errors.json_response(body, 500)(scope, receive, send)
+            await errors.json_response(errors.internal(), 500)(scope, receive, send)
 
 
 async def _json(request: Request) -> Any:
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    """Untyped bodies are taken from programs but not from web pages, which may send those anywhere without asking."""
+    untyped = "" if "origin" in request.headers else "application/json"
+    kind = request.headers.get("content-type", untyped).partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise HTTPException(415, f"The body is {kind}. Send it as application/json.")
+        raise HTTPException(415, f"The body is {kind or 'of no stated type'}. Send it as application/json.")
     try:
-        return json.loads(await request.body())
+        return json.loads(await request.body(), parse_constant=_no_json)
     except (ValueError, RecursionError) as exc:
         raise RequestError(f"The body is not JSON: {exc}.", "Check its syntax.", code="invalid_json") from exc
+
+
+def _no_json(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON value")
 
 
 async def _http_error(request: Request, exc: Exception) -> Response:
     status = exc.status_code if isinstance(exc, HTTPException) else 500
     told = {
-        404: f"There is nothing at {request.url.path}. The API is under /v1.",
-        405: f"{request.url.path} does not take {request.method}.",
+        # the path of `request.url` depends on a Host header that may be malformed
+        404: f"There is nothing at {request.scope['path']}. The API is under /v1.",
+        405: f"{request.scope['path']} does not take {request.method}.",
     }
     detail = exc.detail if isinstance(exc, HTTPException) else ""
     body = errors.body(told.get(status, detail), "invalid_request_error", code="not_found" if status == 404 else None)
     headers = dict(exc.headers or {}) if isinstance(exc, HTTPException) else {}
     return errors.json_response(body, status, headers)
+
+
+async def _internal_error(request: Request, exc: Exception) -> Response:
+    return errors.json_response(errors.internal(), 500)
 
 
 async def _roost_error(request: Request, exc: Exception) -> Response:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
 import secrets
 import time
 from collections.abc import Sequence
@@ -17,7 +19,12 @@ from node.api.watch import Connection, merged, submitted
 from node.deployment import Deployment
 from node.engine.generation import Generation
 from node.engine.sequence import Delta, Finished, Request, Sampling
-from node.errors import ContextLengthError, EngineError, RequestError
+from node.errors import ContextLengthError, EngineError, LoadingError, RequestError, RoostError
+
+log = logging.getLogger(__name__)
+
+MAX_CHOICES_IN_ALL = 64
+"""Prompts times choices of one request: more than an empty queue takes would never be served."""
 
 SSE_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -61,52 +68,67 @@ class Answer:
     async def _stream(
         self, connection: Connection, generations: list[Generation], chunks: ChatChunks | CompletionChunks
     ) -> None:
+        """An error after the 200 is the last event; without a [DONE] clients know that the answer is not whole."""
         await connection.start(200, SSE_HEADERS)
         connection.ping = b": ping\n\n"
+        try:
+            tail = await self._events(connection, generations, chunks)
+        except RoostError as error:
+            tail = f"data: {errors.dumps(errors.described(error)[1])}\n\n"
+        except Exception:
+            log.exception("an answer failed in mid-stream")
+            tail = f"data: {errors.dumps(errors.internal())}\n\n"
+        await connection.write(errors.encoded(tail), more=False)
+
+    async def _events(
+        self, connection: Connection, generations: list[Generation], chunks: ChatChunks | CompletionChunks
+    ) -> str:
+        """Write events as they come, those that are ready together at once. Returns what is to be written last."""
         opening = [chunks.first(i) for i in range(len(generations))] if isinstance(chunks, ChatChunks) else []
         opening += [chunks.text(i, prefix, ()) for i, prefix in enumerate(self._prefixes) if prefix]
         await connection.write(errors.encoded("".join(opening)))
         usages = [Finished("error", answers.Usage())] * len(generations)
-        async for events in merged(generations):
-            out = []
-            for index, event in events:
-                if isinstance(event, Delta):
-                    if event.text or event.logprobs:
-                        out.append(chunks.text(index, event.text, event.logprobs))
-                elif isinstance(event, Finished):
-                    if event.reason == "error":
-                        _, error, _ = errors.described(EngineError(event.error))
-                        await connection.write(
-                            ("".join(out) + f"data: {answers.dumps(error)}\n\n").encode(), more=False
-                        )
-                        return
-                    usages[index] = event
-                    out.append(chunks.last(index, finish_reason(event), event.usage))
-            if out:
-                await connection.write(errors.encoded("".join(out)))
+        async with contextlib.aclosing(merged(generations)) as batches:
+            async for events in batches:
+                out, failure = [], None
+                for index, event in events:
+                    if isinstance(event, Delta):
+                        if event.text or event.logprobs:
+                            out.append(chunks.text(index, event.text, event.logprobs))
+                    elif isinstance(event, Finished):
+                        failure = broken_off(event)
+                        if failure is not None:
+                            break
+                        usages[index] = event
+                        out.append(chunks.last(index, finish_reason(event), event.usage))
+                if out:
+                    await connection.write(errors.encoded("".join(out)))
+                if failure is not None:
+                    raise failure
         tail = "data: [DONE]\n\n"
         if self._include_usage:
             tail = chunks.usage(self._usage([one.usage for one in usages]), answers.timings(usages[0].usage)) + tail
-        await connection.write(tail.encode(), more=False)
+        return tail
 
     async def _whole(
         self, connection: Connection, generations: list[Generation], scope: Scope, receive: Receive, send: Send
     ) -> None:
         names, choices = self._deployment.tokenizer, [Choice(prefix) for prefix in self._prefixes]
-        async for events in merged(generations):
-            for index, event in events:
-                choice = choices[index]
-                if isinstance(event, Delta):
-                    choice.offsets += answers.offsets_of(names, event.logprobs, len(choice.text))
-                    choice.text += event.text
-                    choice.logprobs += event.logprobs
-                elif isinstance(event, Finished):
-                    if event.reason == "error":
-                        await errors.response(EngineError(event.error))(scope, receive, send)
-                        return
-                    choice.finish_reason, choice.usage = finish_reason(event), event.usage
-        if connection.is_gone:
-            return
+        async with contextlib.aclosing(merged(generations)) as batches:
+            async for events in batches:
+                for index, event in events:
+                    choice = choices[index]
+                    if isinstance(event, Delta):
+                        choice.offsets += answers.offsets_of(names, event.logprobs, len(choice.text))
+                        choice.text += event.text
+                        choice.logprobs += event.logprobs
+                    elif isinstance(event, Finished):
+                        if connection.is_gone:
+                            return
+                        failure = broken_off(event)
+                        if failure is not None:
+                            raise failure
+                        choice.finish_reason, choice.usage = finish_reason(event), event.usage
         shapes = [self._shape(i, choice) for i, choice in enumerate(choices)]
         usages = [choice.usage for choice in choices]
         document = self._head.whole(shapes, self._usage(usages), answers.timings(usages[0]))
@@ -128,6 +150,15 @@ class Answer:
             return {**shape, "message": message, "logprobs": logprobs}
         told = answers.completion_logprobs(names, choice.logprobs, choice.offsets) if choice.logprobs else None
         return {**shape, "text": choice.text, "logprobs": told}
+
+
+def broken_off(event: Finished) -> RoostError | None:
+    """Why an answer is not whole. One that is cancelled under a client who still listens ends with the server."""
+    if event.reason == "error":
+        return EngineError(event.error)
+    if event.reason == "cancelled":
+        return LoadingError("The server stopped before the answer was finished.", "Send the request again in a moment.")
+    return None
 
 
 def finish_reason(event: Finished) -> str:
@@ -209,7 +240,9 @@ def _choices(
     for prompt in prompts:
         room = deployment.context - len(prompt)
         if room < 1:
-            raise ContextLengthError(len(prompt), deployment.context)
+            error = ContextLengthError(len(prompt), deployment.context)
+            error.param = "messages" if isinstance(request, ChatRequest) else "prompt"
+            raise error
         for i in range(request.n or 1):
             requests.append(
                 Request(
@@ -226,9 +259,15 @@ def _choices(
 
 
 def _prompts(deployment: Deployment, request: CompletionRequest) -> tuple[list[list[int]], list[str]]:
-    """Token ids and texts of the prompts: a string, strings, token ids, or lists of token ids."""
+    """Token ids of the prompts (a string, strings, token ids, or lists of token ids), and their texts to echo."""
     tokenizer, prompt = deployment.tokenizer, request.prompt
     given = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
+    if len(given) * (request.n or 1) > MAX_CHOICES_IN_ALL:
+        raise RequestError(
+            f"{len(given)} prompts with {request.n or 1} choices each are too many.",
+            f"Send requests of at most {MAX_CHOICES_IN_ALL} choices in all.",
+            param="prompt",
+        )
     ids, texts = [], []
     for i, one in enumerate(given):
         param = f"prompt[{i}]" if given is prompt else "prompt"
@@ -241,7 +280,7 @@ def _prompts(deployment: Deployment, request: CompletionRequest) -> tuple[list[l
         if not all(0 <= token < tokenizer.vocab_size for token in one):
             raise RequestError(f"'{param}' has a token outside the vocabulary.", param=param)
         ids.append(one)
-        texts.append(tokenizer.decode(one))
+        texts.append(tokenizer.decode(one) if request.echo else "")
     if not ids or not all(ids):
         raise RequestError("'prompt' is empty.", param="prompt")
     return ids, texts

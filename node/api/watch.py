@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from starlette.types import Message, Receive, Send
 
@@ -38,6 +38,8 @@ class Connection:
         await self._message({"type": "http.response.start", "status": status, "headers": list(headers)})
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
+        if not more:
+            self.ping = None  # nothing may follow the end, not even while a slow reader delays it
         await self._message({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _message(self, message: Message) -> None:
@@ -52,15 +54,18 @@ class Connection:
     async def _watch(self) -> None:
         listening = asyncio.ensure_future(self._receive())
         try:
-            while True:
-                done, _ = await asyncio.wait({listening}, timeout=self._ping_s)
+            while not self.is_gone:
+                quiet_s = time.monotonic() - self._sent_at
+                if self.ping is not None and quiet_s >= self._ping_s:
+                    await self.write(self.ping)
+                    continue
+                wait_s = self._ping_s if self.ping is None else self._ping_s - quiet_s
+                done, _ = await asyncio.wait({listening}, timeout=wait_s)
                 if done:
                     if listening.result()["type"] == "http.disconnect":
                         self._leave()
                         return
                     listening = asyncio.ensure_future(self._receive())
-                elif self.ping is not None and time.monotonic() - self._sent_at >= self._ping_s * 0.9:
-                    await self.write(self.ping)
         finally:
             listening.cancel()
 
@@ -73,7 +78,7 @@ class Connection:
             generation.cancel()
 
 
-async def merged(generations: Sequence[Generation]) -> AsyncIterator[list[tuple[int, Event]]]:
+async def merged(generations: Sequence[Generation]) -> AsyncGenerator[list[tuple[int, Event]], None]:
     """Events of all generations as (index, event), those that are ready together in one list, to the last."""
     if len(generations) == 1:
         async for event in generations[0]:
