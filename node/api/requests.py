@@ -48,6 +48,16 @@ EXTENSIONS: dict[str, tuple[Any, ...]] = {
 """Fields that would change the answer if they were honoured: to ignore them would be to lie."""
 
 
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxlist, _REPR.maxdict = 2, 3, 3
+
+
+def _shown(value: Any) -> str:
+    """A value as an error may quote it: two levels deep, a hundred characters at most."""
+    text = _REPR.repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
 def _is_harmless(value: Any, harmless: tuple[Any, ...]) -> bool:
     return value is None or any(value == one and type(value) is type(one) for one in harmless)
 
@@ -58,7 +68,7 @@ def _some(*harmless: Any) -> Any:
     def check(value: Any) -> Any:
         if _is_harmless(value, harmless):
             return None
-        raise PydanticCustomError(UNSUPPORTED, "{value} is not supported here", {"value": reprlib.repr(value)})
+        raise PydanticCustomError(UNSUPPORTED, "{value} is not supported here", {"value": _shown(value)})
 
     return BeforeValidator(check)
 
@@ -86,9 +96,9 @@ def _logit_bias(value: Any) -> Any:
     pairs: dict[int, float] = {}
     for key, bias in value.items():
         if not (isinstance(key, str) and key.isascii() and key.isdigit()):
-            raise ValueError(f"has the key {reprlib.repr(key)}, which is not a token id")
+            raise ValueError(f"has the key {_shown(key)}, which is not a token id")
         if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
-            raise ValueError(f"has the value {reprlib.repr(bias)}; biases lie between -100 and 100")
+            raise ValueError(f"has the value {_shown(bias)}; biases lie between -100 and 100")
         pairs[int(key)] = float(bias)
     return tuple(sorted(pairs.items()))
 
@@ -244,7 +254,7 @@ def parse(kind: type[Fields], data: Any) -> Fields:
         raise _translated(exc, data) from exc
     for name, value in (request.model_extra or {}).items():
         if name not in EXTENSIONS:
-            log.debug("ignored the unknown field %s", reprlib.repr(name))
+            log.debug("ignored the unknown field %s", _shown(name))
         elif not _is_harmless(value, EXTENSIONS[name]):
             cure = "Send repetition_penalty." if name == "repeat_penalty" else "Leave it out."
             raise RequestError(f"'{name}' is not supported here.", cure, param=name, code=UNSUPPORTED)
