@@ -22,7 +22,7 @@ up: install
 	@exec $(BIN)/cluster up
 
 test: lint
-	$(BIN)/python -m pytest -m "not llama"
+	$(BIN)/python -m pytest
 
 test-all: .venv/.installed-llama
 	$(BIN)/python -m pytest -m llama

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,3 +33,13 @@ def gemma3_path() -> Path:
 def tokenizer_cache() -> Path:
     """A folder for `Tokenizer.load`, kept between runs: deriving Gemma's merges takes seconds."""
     return weights.cache_folder() / "tokenizers"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests against llama.cpp run where it is installed; compiling it is what `make test-all` is for."""
+    if importlib.util.find_spec("llama_cpp") is not None:
+        return
+    left_out = [item for item in items if item.get_closest_marker("llama")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("llama")]
