@@ -22,7 +22,7 @@ class Wishes:
     """How to answer. None is left to the model's server: its defaults, a random seed, up to the context's end."""
 
     max_tokens: int | None = None
-    temperature: float | None = None
+    temperature: float = 0.7
     seed: int | None = None
 
 
@@ -75,7 +75,7 @@ class LocalAnswerer:
             prompt=prompt,
             max_tokens=wishes.max_tokens or max(1, deployment.context - len(prompt)),
             sampling=Sampling(
-                temperature=1.0 if wishes.temperature is None else wishes.temperature,
+                temperature=wishes.temperature,
                 seed=secrets.randbits(63) if wishes.seed is None else wishes.seed,
             ),
             stop=tuple(deployment.chat.stop),

@@ -28,7 +28,7 @@ def command(
     prompt: Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="The question.")] = None,
     system: Annotated[str | None, typer.Option("--system", help="What the model is told first.")] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer.")] = None,
-    temperature: Annotated[float | None, typer.Option("--temperature", min=0, max=2, help="0 is greedy.")] = None,
+    temperature: Annotated[float, typer.Option("--temperature", min=0, max=2, help="0 is greedy.")] = 0.7,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Repeats the same draw.")] = None,
     threads: Threads = None,
     memory: Memory = None,
