@@ -57,6 +57,7 @@ class Answer:
         self._ping_s = ping_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._deployment.check_ready()  # it may have begun to drain while the prompt was rendered
         engine = self._deployment.engine
         generations = submitted([lambda request=request: engine.submit(request) for request in self._requests])
         async with Connection(receive, send, generations, ping_s=self._ping_s) as connection:
@@ -252,6 +253,7 @@ def _choices(
                     sampling=dataclasses.replace(sampling, seed=sampling.seed + i),
                     stop=stops,
                     stop_tokens=deployment.tokenizer.eos_ids,
+                    continuing=isinstance(request, CompletionRequest),
                     client=request.user or "",
                 )
             )

@@ -55,7 +55,7 @@ class Engine:
         self,
         pipeline: Pipeline,
         *,
-        decoder_factory: Callable[[], StreamDecoder],
+        decoder_factory: Callable[..., StreamDecoder],
         limits: Limits,
         max_waiting: int = 64,
         vocab_size: int | None = None,
@@ -137,7 +137,8 @@ class Engine:
     def _open(self, request: Request, put: Callable[[Event], None]) -> Live:
         check_request(request, self._vocab_size)
         check_length(request, self.limits.max_tokens)
-        live = Live(request, put, self._decoder_factory())
+        decoder = self._decoder_factory(continuing=True) if request.continuing else self._decoder_factory()
+        live = Live(request, put, decoder)
         with self._lock:
             if self._is_closing:
                 raise EngineError("The engine is shutting down.", "Send the request again in a moment.")

@@ -36,7 +36,8 @@ class Sampling:
 class Request:
     """One generation. `stop` strings never appear in the output, not even in part; `stop_tokens` end it silently.
 
-    An empty `stop_tokens` makes it run to `max_tokens` (bench does that). `client` is shown to people only.
+    An empty `stop_tokens` makes it run to `max_tokens` (bench does that). `continuing`: the answer is
+    read right after the prompt's own text, so a space at its start counts. `client` is shown to people only.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
     stop_tokens: frozenset[int] = frozenset()
+    continuing: bool = False
     client: str = ""
 
 

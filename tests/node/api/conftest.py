@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +21,7 @@ from node.deployment import Deployment, Deployments
 from node.engine.engine import Engine
 from node.engine.pipeline import pipeline_of
 from node.engine.scheduler import Limits
+from node.engine.stops import StreamDecoder
 from node.models.messages import read_messages
 from tests.fakes import FakeTokenizer, ScriptedRunner
 from tests.models import tiny_arch
@@ -32,6 +33,15 @@ class Names(FakeTokenizer):
     """The fake tokenizer with what the API asks of a real one."""
 
     eos_ids = frozenset({FakeTokenizer.END})
+
+    def __init__(self, words: Iterable[str] = ()) -> None:
+        super().__init__(words)
+        self.continued: list[bool] = []
+
+    def decoder(self, *, continuing: bool = False) -> StreamDecoder:
+        """Notes what it was asked for."""
+        self.continued.append(continuing)
+        return super().decoder()
 
     def encode_prompt(self, text: str) -> list[int]:
         return self.encode(text)
@@ -52,7 +62,7 @@ class Template:
         self.tokenizer = tokenizer
         self.options: dict[str, Any] = {}
 
-    def render(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+    def render(self, messages: list[dict[str, Any]], /, **options: Any) -> list[int]:
         self.options = options
         lines = [f"{one['role']}: {one['content']}\n" for one in read_messages(messages)]
         return self.tokenizer.encode("".join(lines) + "assistant:")

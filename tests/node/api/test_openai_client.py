@@ -100,6 +100,24 @@ def test_choices_and_stop(served: Served, client: openai.OpenAI) -> None:
         assert mine[-1].finish_reason == "stop"
 
 
+def test_choices_draw_with_seeds_that_follow(served: Served, client: openai.OpenAI) -> None:
+    messages = served.say("drawn", "w1 " * 8)
+    even = {
+        str(token): -100 for token in (served.tokenizer.END, *served.tokenizer.encode("w1 "))
+    }  # all others are alike
+
+    def draw(seed: int | None, n: int) -> list[str | None]:
+        answer = client.chat.completions.create(
+            model="toy:1m", messages=messages, seed=seed, n=n, logit_bias=even, max_tokens=8  # pyright: ignore
+        )  # fmt: skip
+        return [choice.message.content for choice in answer.choices]
+
+    drawn = draw(7, 3)
+    assert len(set(drawn)) == 3
+    assert drawn == draw(7, 3) == draw(7, 1) + draw(8, 1) + draw(9, 1)
+    assert draw(None, 1) != draw(None, 1)
+
+
 def test_a_transcript_stops_before_the_next_turn(served: Served, client: openai.OpenAI) -> None:
     messages = served.say("transcript", "w1 \nuser: and so on")
     answer = client.chat.completions.create(model="toy:1m", messages=messages)  # pyright: ignore
@@ -125,6 +143,10 @@ def test_completions(served: Served, client: openai.OpenAI) -> None:
     assert answer.choices[0].logprobs
     assert answer.choices[0].logprobs.tokens == ["w7 ", "w8 "]
     assert answer.choices[0].logprobs.text_offset == [0, 3]
+    assert answer.choices[0].logprobs.top_logprobs == [
+        {"w7 ": answer.choices[0].logprobs.token_logprobs[0]},  # pyright: ignore
+        {"w8 ": answer.choices[0].logprobs.token_logprobs[1]},  # pyright: ignore
+    ]
     echoed = client.completions.create(
         model="toy:1m", prompt=[prompt, served.continue_with("xyz", "w1 ")], echo=True, n=2
     )
@@ -138,6 +160,13 @@ def test_completions(served: Served, client: openai.OpenAI) -> None:
     strict(chunks[-1])  # the client's types deny what its service sends before that: finish_reason null
     assert all(chunk.choices[0].finish_reason is None for chunk in chunks[:-1])  # pyright: ignore
     assert "".join(chunk.choices[0].text for chunk in chunks) == "abcw7 w8 "
+
+
+def test_only_completions_continue_their_prompt(served: Served, client: openai.OpenAI) -> None:
+    client.completions.create(model="toy:1m", prompt=served.continue_with("cont", "w1 "))
+    assert served.tokenizer.continued[-1] is True
+    client.chat.completions.create(model="toy:1m", messages=served.say("cont", "w1 "))  # pyright: ignore
+    assert served.tokenizer.continued[-1] is False
 
 
 def test_models(client: openai.OpenAI) -> None:
