@@ -34,6 +34,11 @@ class Deployment:
     state: State = "ready"
     aliases: frozenset[str] = field(default_factory=frozenset)
 
+    def check_ready(self) -> None:
+        """Raises LoadingError unless it takes requests."""
+        if self.state != "ready":
+            raise LoadingError(f"The model '{self.id}' is {self.state}.", "Try again in a moment.")
+
 
 class Deployments:
     """The models that this node answers for, by name. Filled by the node, read by the API."""
@@ -53,12 +58,16 @@ class Deployments:
         return list(self._by_id.values())
 
     def get(self, name: str) -> Deployment:
-        """Raises LoadingError while it loads, UnknownModelError when nobody serves it."""
+        """One that takes requests. Raises LoadingError while it does not, UnknownModelError when nobody serves it."""
+        deployment = self.find(name)
+        deployment.check_ready()
+        return deployment
+
+    def find(self, name: str) -> Deployment:
+        """One in whatever state. Raises LoadingError before there is one, UnknownModelError when nobody serves it."""
         for deployment in self._by_id.values():
             if name == deployment.id or name in deployment.aliases:
-                if deployment.state == "ready":
-                    return deployment
-                raise LoadingError(f"The model '{name}' is {deployment.state}.", "Try again in a moment.")
+                return deployment
         if self.loading and (not name or name in self.loading):
             raise LoadingError(f"The model '{name}' is being loaded.", "Try again in a moment.", retry_after_s=2)
         served = ", ".join(sorted(self._by_id)) or "none yet"
