@@ -81,9 +81,18 @@ def completion_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob], off
     return {
         "tokens": [names.token_text(lp.token) for lp in logprobs],
         "token_logprobs": [lp.logprob for lp in logprobs],
-        "top_logprobs": [{names.token_text(token): value for token, value in lp.top} for lp in logprobs],
+        "top_logprobs": [_alternatives(names, lp) for lp in logprobs],
         "text_offset": list(offsets),
     }
+
+
+def _alternatives(names: TokenNames, lp: TokenLogprob) -> dict[str, float]:
+    """By text: the chosen token, then the others, most probable first. Parts of characters share a text, which then
+    stands for the first that has it."""
+    named = {names.token_text(lp.token): lp.logprob}
+    for token, value in lp.top:
+        named.setdefault(names.token_text(token), value)
+    return named
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import pytest
 
 from node.api import answers
 from node.api.watch import Connection
+from node.engine.sequence import TokenLogprob
 from tests.node.api.conftest import Served, serving
 
 
@@ -77,6 +78,21 @@ def test_offsets_are_the_same_streamed_or_not(served: Served, answer: str) -> No
         assert [value for one in told for value in one[name]] == whole["logprobs"][name], name
     assert whole["text"] == "".join(one["text"] for one in chunks) == answer
     assert all(0 <= offset <= len(answer) for offset in whole["logprobs"]["text_offset"])
+
+
+def test_legacy_alternatives_hold_the_chosen_token_and_the_likelier_of_two_names() -> None:
+    class Texts:
+        def token_text(self, token: int) -> str:
+            return {1: "a", 2: "b"}.get(token, "\ufffd")
+
+        def token_bytes(self, token: int) -> bytes:
+            return b""
+
+    rare = TokenLogprob(2, -9.0, ((1, -0.1), (7, -2.0), (8, -3.0)))
+    part = TokenLogprob(8, -3.0, ((1, -0.1), (7, -2.0)))
+    alone = TokenLogprob(1, -0.1)
+    told = answers.completion_logprobs(Texts(), [rare, part, alone], [0, 1, 2])["top_logprobs"]
+    assert told == [{"b": -9.0, "a": -0.1, "\ufffd": -2.0}, {"\ufffd": -3.0, "a": -0.1}, {"a": -0.1}]
 
 
 def test_deltas_that_are_ready_together_are_written_together() -> None:
