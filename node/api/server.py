@@ -28,7 +28,8 @@ class Server:
             app,
             lifespan="off",
             log_config=None,
-            log_level="warning",
+            ws="none",
+            log_level="error",  # its warnings are about what strangers send, with advice that helps nobody here
             access_log=False,
             server_header=False,
             timeout_keep_alive=75,
