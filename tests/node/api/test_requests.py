@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from node.api.requests import ChatRequest, CompletionRequest
+from node.engine.generation import Generation
+from node.engine.sequence import Request
 from tests.node.api.conftest import Served
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -130,6 +132,28 @@ def test_sampling_fields_reach_the_engine() -> None:
     assert plain[0].temperature == plain[0].top_p == 1
     assert plain[0].top_k == 0
     assert plain[0].seed != plain[1].seed
+
+
+@pytest.mark.parametrize("seed", [7, -(2**70), None])
+def test_every_choice_draws_for_itself(
+    served: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, seed: int | None
+) -> None:
+    seeds: list[int] = []
+    submit = served.engine.submit
+
+    def noting(request: Request) -> Generation:
+        seeds.append(request.sampling.seed)
+        return submit(request)
+
+    monkeypatch.setattr(served.engine, "submit", noting)
+    for _ in range(2):
+        assert post(http, n=3, seed=seed, max_tokens=1).status_code == 200
+    assert len(set(seeds[:3])) == 3
+    if seed is None:
+        assert len(set(seeds)) == 6
+    else:
+        assert seeds[:3] == seeds[3:]
+        assert seeds[0] == seed
 
 
 def test_template_options_reach_the_template(served: Served, http: httpx.Client) -> None:
