@@ -226,10 +226,15 @@ class ChatRequest(CommonFields):
     def check_tools(self) -> None:
         """Calls have to be parsed and enforced to be of use: until then they are refused, not hoped for."""
         if self.tool_choice not in (None, "none", "auto"):
-            raise RequestError("tool_choice other than 'none' is not supported yet.", param="tool_choice")
+            raise RequestError(
+                "tool_choice other than 'none' is not supported yet.", param="tool_choice", code=UNSUPPORTED
+            )
         if self.tools and self.tool_choice != "none":
             raise RequestError(
-                "Tools are not supported yet.", "Leave 'tools' out, or send tool_choice 'none'.", param="tools"
+                "Tools are not supported yet.",
+                "Leave 'tools' out, or send tool_choice 'none'.",
+                param="tools",
+                code=UNSUPPORTED,
             )
 
 

@@ -77,6 +77,12 @@ def test_refusals_are_short(http: httpx.Client, fields: dict[str, Any], param: s
     refused(post(http, "chat/completions", {**BASE, **fields}), param)
 
 
+@pytest.mark.parametrize("fields", [{"tools": [{"type": "function"}]}, {"tool_choice": "required"}])
+def test_tools_are_refused_in_a_way_that_programs_understand(http: httpx.Client, fields: dict[str, Any]) -> None:
+    error = refused(post(http, "chat/completions", {**BASE, **fields}), next(iter(fields)))
+    assert error["code"] == "unsupported_parameter"
+
+
 @pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
 def test_what_python_takes_and_json_does_not(http: httpx.Client, constant: str) -> None:
     body = json.dumps(BASE)[:-1] + f', "metadata": {{"a": {constant}}}}}'
