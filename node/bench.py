@@ -6,6 +6,7 @@ as the measure, turns alternate (ours, theirs, ours, ...), so that a machine tha
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +24,10 @@ from node.engine.sequence import Delta, Finished, Request, Sampling
 from node.errors import EngineError, MemoryShortageError
 from node.loading import Loaded
 from node.memory import packed_bytes
+
+BUSY_LOAD = 0.7
+"""Running processes, averaged over the last minute, above which others take what is measured. It hits unlike programs
+unlike: threads that wait for each other by spinning lose most."""
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -43,6 +48,9 @@ def run(loaded: Loaded, threads: int, plan: Plan, note: Callable[[str], None]) -
         bench_llama.require()
     arch, engine = loaded.deployment.arch, loaded.deployment.engine
     prompts = [random_prompt(arch.vocab_size, plan.prompt, seed) for seed in range(plan.repeat + 1)]
+    load = os.getloadavg()[0]
+    if load > BUSY_LOAD:
+        note(f"this machine is busy (load {load:.1f}): compare nothing with figures taken now")
     note("warming up")
     take_turn(engine, prompts.pop(), plan.decode)
     ours: list[tuple[float, float]] = []
@@ -63,6 +71,7 @@ def run(loaded: Loaded, threads: int, plan: Plan, note: Callable[[str], None]) -
         "backend": loaded.backend,
         "instructions": loaded.runner.isa,
         "threads": threads,
+        "load_average": load,
         "prompt_tokens": plan.prompt,
         "decode_tokens": plan.decode,
         "prefill_tokens_per_s": summary([prefill for prefill, _ in ours]),

@@ -56,6 +56,8 @@ def command(
 
 
 def show(document: dict[str, Any]) -> None:
+    from node.bench import BUSY_LOAD
+
     print(
         f"{document['model']}: {document['prompt_tokens']} tokens of prompt, {document['decode_tokens']} decoded, "
         f"{document['threads']} threads, {document['backend']} ({document['instructions']})"
@@ -79,6 +81,8 @@ def show(document: dict[str, Any]) -> None:
             for name, unit, values, scale in rows
         ],
     )
+    if document["load_average"] > BUSY_LOAD:
+        print(f"taken on a busy machine (load {document['load_average']:.1f}): not to be compared")
     print(
         f"decode reads {document['decode_bytes_per_token'] / 1e6:.1f} MB a token: "
         f"{document['roofline_share']:.0%} of what the memory gives"
