@@ -21,7 +21,7 @@ from node.api import errors, openai
 from node.api.guard import Access, Guard, TooLarge
 from node.api.requests import ChatRequest, CompletionRequest, parse
 from node.deployment import Deployments
-from node.errors import RequestError, RoostError, UnknownModelError
+from node.errors import RequestError, RoostError
 
 log = logging.getLogger(__name__)
 
@@ -48,16 +48,11 @@ def create_app(deployments: Deployments, *, access: Access | None = None, ping_s
         return errors.json_response({"object": "list", "data": cards})
 
     async def model(request: Request) -> Response:
-        name = request.path_params["name"]
-        for one in deployments.all():
-            if name == one.id or name in one.aliases:
-                return errors.json_response(openai.model_card(one))
-        served = ", ".join(sorted(one.id for one in deployments.all())) or "none yet"
-        raise UnknownModelError(f"The model '{name}' is not served here.", f"Served models: {served}.")
+        return errors.json_response(openai.model_card(deployments.find(request.path_params["name"])))
 
     async def health(request: Request) -> Response:
         ready = [one.id for one in deployments.all() if one.state == "ready"]
-        content = {"status": "ok" if ready else "loading", "models": ready, "loading": sorted(deployments.loading)}
+        content = {"status": _status(deployments), "models": ready, "loading": sorted(deployments.loading)}
         return errors.json_response(content, 200 if ready else 503, {} if ready else {"Retry-After": "1"})
 
     async def root(request: Request) -> Response:
@@ -113,6 +108,14 @@ class Json:
                 raise
             log.exception("%s %s failed", scope["method"], scope["path"])
             await errors.json_response(errors.internal(), 500)(scope, receive, send)
+
+
+def _status(deployments: Deployments) -> str:
+    """What /health calls it: "ok", or what is going on instead."""
+    states = [one.state for one in deployments.all()]
+    if "ready" in states:
+        return "ok"
+    return "loading" if deployments.loading else next(iter(states), "no_model")
 
 
 async def _json(request: Request) -> Any:

@@ -160,6 +160,67 @@ def test_loading_is_503_with_a_time(served: Served) -> None:
     assert int(answer.headers["retry-after"]) >= 1
 
 
+def test_the_card_of_a_model_that_loads_is_503(served: Served) -> None:
+    served.deployments.loading.add("org/coming:7b")
+    try:
+        answer = httpx.get(f"{served.url}/v1/models/org/coming:7b")
+    finally:
+        served.deployments.loading.clear()
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) >= 1
+    assert answer.json()["error"]["code"] == "model_loading"
+    assert httpx.get(f"{served.url}/v1/models/org/coming:7b").status_code == 404
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_drain_that_begins_while_the_prompt_is_rendered(
+    served: Served, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    messages, real = served.say("late for the drain", "w1 "), served.template.render
+    deployment = served.deployments.all()[0]
+
+    def draining(*args: Any, **options: Any) -> list[int]:
+        deployment.state = "draining"
+        return real(*args, **options)
+
+    monkeypatch.setattr(served.template, "render", draining)
+    before = served.engine.stats()
+    try:
+        body = {"model": "toy:1m", "messages": messages, "stream": stream}
+        answer = httpx.post(f"{served.url}/v1/chat/completions", json=body)
+    finally:
+        deployment.state = "ready"
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) >= 1
+    assert "draining" in answer.json()["error"]["message"]
+    assert served.engine.stats().finished == before.finished
+
+
+def test_a_draining_model_is_still_described_and_reads_no_prompt(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered: list[Any] = []
+    monkeypatch.setattr(served.template, "render", lambda messages, **_: rendered.append(messages) or [1])
+    deployment = served.deployments.all()[0]
+    deployment.state = "draining"
+    try:
+        card = httpx.get(f"{served.url}/v1/models/org/toy")
+        body = {"model": "toy:1m", "messages": [{"role": "user", "content": "x"}]}
+        answer = httpx.post(f"{served.url}/v1/chat/completions", json=body)
+    finally:
+        deployment.state = "ready"
+    assert card.json()["id"] == "toy:1m"
+    assert answer.status_code == 503
+    assert rendered == []
+
+
+@pytest.mark.parametrize("protocol", ["websocket", "h2c"])
+def test_an_upgrade_is_declined_in_silence(served: Served, caplog: pytest.LogCaptureFixture, protocol: str) -> None:
+    headers = {"connection": "Upgrade", "upgrade": protocol, "sec-websocket-version": "13", "sec-websocket-key": "eA=="}
+    assert httpx.get(f"{served.url}/v1/models", headers=headers).status_code == 200
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
+
+
 def test_health_and_root(served: Served) -> None:
     assert httpx.get(f"{served.url}/health").json() == {"status": "ok", "models": ["toy:1m"], "loading": []}
     assert httpx.head(served.url).status_code == 200
@@ -167,9 +228,11 @@ def test_health_and_root(served: Served) -> None:
     deployment = served.deployments.all()[0]
     deployment.state = "draining"
     try:
-        assert httpx.get(f"{served.url}/health").status_code == 503
+        answer = httpx.get(f"{served.url}/health")
     finally:
         deployment.state = "ready"
+    assert answer.status_code == 503
+    assert answer.json() == {"status": "draining", "models": [], "loading": []}
 
 
 def test_unnamed_deployments_say_so() -> None:
@@ -178,9 +241,11 @@ def test_unnamed_deployments_say_so() -> None:
     from node.api.app import create_app
 
     deployments = Deployments()
-    deployments.loading.add("toy:1m")
     client = TestClient(create_app(deployments), base_url="http://localhost")
+    assert client.get("/health").json()["status"] == "no_model"
+    deployments.loading.add("toy:1m")
     assert client.get("/health").status_code == 503
+    assert client.get("/health").json()["status"] == "loading"
     assert client.get("/v1/models").json()["data"] == []
 
 
