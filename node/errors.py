@@ -1,25 +1,25 @@
 """Every error a user can meet, in one tree. Each says what happened, to what, and what to do.
 
-    RoostError                          discovery/errors.py
-    ├── UsageError                      a flag, variable or configuration value that makes no sense    exit 2
-    ├── PortInUseError                  something else listens there                                   exit 1
-    ├── NodeNotRunningError             a command that needs a running node found none                 exit 1
-    ├── MemoryShortageError             weights, cache and scratch do not fit                          exit 1
-    ├── ModelError                      backends/errors.py
-    │   ├── ModelFileError              missing, truncated, malformed or hostile file                  exit 1
-    │   ├── UnsupportedModelError       no backend here runs it                                        exit 1
-    │   ├── UnknownModelError           no such name in the catalog or on disk                         404
-    │   ├── DownloadError               the model could not be fetched                                 exit 1
-    │   └── ChatTemplateError           the template is broken, or refuses these messages              400
-    ├── RequestError                    a request that can never succeed as sent                       400
-    │   └── ContextLengthError          prompt and answer do not fit the context                       400
-    ├── BusyError                       it would succeed later                                         Retry-After
-    │   ├── QueueFullError              too many requests wait already                                 429
-    │   └── LoadingError                the model is being loaded or re-planned                        503
-    ├── KVRoomError                     backends/errors.py
-    ├── BatchError                      backends/errors.py
-    ├── PlanError                       partitioner/plan.py
-    └── EngineError                     a stage failed in the middle of a request                      500
+RoostError                          discovery/errors.py
+├── UsageError                      a flag, variable or configuration value that makes no sense    exit 2
+├── PortInUseError                  something else listens there                                   exit 1
+├── NodeNotRunningError             a command that needs a running node found none                 exit 1
+├── MemoryShortageError             weights, cache and scratch do not fit                          exit 1
+├── ModelError                      backends/errors.py
+│   ├── ModelFileError              missing, truncated, malformed or hostile file                  exit 1
+│   ├── UnsupportedModelError       no backend here runs it                                        exit 1
+│   ├── UnknownModelError           no such name in the catalog or on disk                         404
+│   ├── DownloadError               the model could not be fetched                                 exit 1
+│   └── ChatTemplateError           the template is broken, or refuses these messages              400
+├── RequestError                    a request that can never succeed as sent                       400
+│   └── ContextLengthError          prompt and answer do not fit the context                       400
+├── BusyError                       it would succeed later                                         Retry-After
+│   ├── QueueFullError              too many requests wait already                                 429
+│   └── LoadingError                the model is being loaded or re-planned                        503
+├── KVRoomError                     backends/errors.py
+├── BatchError                      backends/errors.py
+├── PlanError                       partitioner/plan.py
+└── EngineError                     a stage failed in the middle of a request                      500
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from discovery.errors import RoostError
@@ -53,4 +54,4 @@ def split_evenly(num_layers: int, num_stages: int) -> list[Shard]:
             f"Ask for 1 to {num_layers} stages.",
         )
     bounds = [num_layers * i // num_stages for i in range(num_stages + 1)]
-    return [Shard(a, b, num_layers) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [Shard(a, b, num_layers) for a, b in itertools.pairwise(bounds)]

@@ -30,10 +30,14 @@ typedef struct {
     int32_t kind, rows, cols, group, symmetric;
     int32_t num_blocks, num_groups;
     float unit; // stored scales and biases are to be multiplied by this power of two
-    size_t high_offset, scale_offset, bias_offset, record_bytes; // in a record
-    size_t block_bytes, num_bytes;
+    size_t record_bytes, block_bytes, num_bytes;
     uint8_t *data;
 } mat_t;
+
+// Where the parts of a record begin.
+INLINE int high_at(int bits) { return bits == 8 ? 512 : 256; }
+INLINE int scale_at(int bits) { return high_at(bits) + (bits == 5 ? 64 : bits == 6 ? 128 : 0); }
+INLINE int bias_at(int bits, int group) { return scale_at(bits) + GROUP / group * ROWS * 2; }
 
 // Activations of T tokens, quantized (for quantized matrices) and plain (for float ones).
 typedef struct {

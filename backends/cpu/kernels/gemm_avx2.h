@@ -42,9 +42,6 @@ INLINE void gemm_tile(const int bits, const int group, const int symmetric, cons
                       const act_t *x, int t0, float *out) {
     const uint8_t *data = m->data + (size_t)block * m->block_bytes;
     const int G = m->num_groups;
-    const size_t record = m->record_bytes; // the same numbers as in mat_init(), known to the compiler
-    const int high_at = bits == 8 ? 512 : 256, scale_at = high_at + (bits == 5 ? 64 : bits == 6 ? 128 : 0);
-    const int bias_at = scale_at + 32 / group * ROWS * 2;
     const __m256i ones = _mm256_set1_epi16(1);
     const int8_t *xq = x->q + (size_t)t0 * x->cols;
     const size_t ld = (size_t)x->cols;
@@ -52,9 +49,9 @@ INLINE void gemm_tile(const int bits, const int group, const int symmetric, cons
         const uint8_t *q = data + half * 32;
         __m256 acc[4];
         for (int t = 0; t < n; t++) acc[t] = _mm256_setzero_ps();
-        for (int g = 0; g < G; g++, q += record) {
-            const uint8_t *high = q + high_at;
-            const half_t *scales = (const half_t *)(q + scale_at - half * 16), *biases = (const half_t *)(q + bias_at - half * 16);
+        for (int g = 0; g < G; g++, q += m->record_bytes) {
+            const uint8_t *high = q + high_at(bits);
+            const half_t *scales = (const half_t *)(q + scale_at(bits) - half * 16), *biases = (const half_t *)(q + bias_at(bits, group) - half * 16);
             const int8_t *xg = xq + g * GROUP;
             __m256i s[4], low[4]; // sums of the group, or of its second and first half
             for (int t = 0; t < n; t++) s[t] = low[t] = _mm256_setzero_si256();

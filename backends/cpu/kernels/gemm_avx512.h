@@ -35,16 +35,13 @@ INLINE void gemm_tile(const int bits, const int group, const int symmetric, cons
                       const act_t *x, int t0, float *out) {
     const uint8_t *q = m->data + (size_t)block * m->block_bytes;
     const int G = m->num_groups;
-    const size_t record = m->record_bytes; // the same numbers as in mat_init(), known to the compiler
-    const int high_at = bits == 8 ? 512 : 256, scale_at = high_at + (bits == 5 ? 64 : bits == 6 ? 128 : 0);
-    const int bias_at = scale_at + 32 / group * ROWS * 2;
     const int8_t *xq = x->q + (size_t)t0 * x->cols;
     const size_t ld = (size_t)x->cols;
     __m512 acc[TILE_TOKENS];
     for (int t = 0; t < n; t++) acc[t] = _mm512_setzero_ps();
-    for (int g = 0; g < G; g++, q += record) {
-        const uint8_t *high = q + high_at;
-        const half_t *scales = (const half_t *)(q + scale_at), *biases = (const half_t *)(q + bias_at);
+    for (int g = 0; g < G; g++, q += m->record_bytes) {
+        const uint8_t *high = q + high_at(bits);
+        const half_t *scales = (const half_t *)(q + scale_at(bits)), *biases = (const half_t *)(q + bias_at(bits, group));
         const int8_t *xg = xq + g * GROUP;
         __m512i s[TILE_TOKENS], low[TILE_TOKENS]; // sums of the group, or of its second and first half
         for (int t = 0; t < n; t++) s[t] = low[t] = _mm512_setzero_si512();

@@ -31,18 +31,15 @@ INLINE void gemm_tile(const int bits, const int group, const int symmetric, cons
                       const act_t *x, int t0, float *out) {
     const uint8_t *data = m->data + (size_t)block * m->block_bytes;
     const int G = m->num_groups;
-    const size_t record = m->record_bytes; // the same numbers as in mat_init(), known to the compiler
-    const int high_at = bits == 8 ? 512 : 256, scale_at = high_at + (bits == 5 ? 64 : bits == 6 ? 128 : 0);
-    const int bias_at = scale_at + 32 / group * ROWS * 2;
     const int8_t *xq = x->q + (size_t)t0 * x->cols;
     const size_t ld = (size_t)x->cols;
     for (int row = 0; row < ROWS; row += 8) {
         const uint8_t *q = data + row * 4;
         float32x4_t acc[4][2];
         for (int t = 0; t < n; t++) acc[t][0] = acc[t][1] = vdupq_n_f32(0);
-        for (int g = 0; g < G; g++, q += record) {
-            const uint8_t *high = q + high_at;
-            const half_t *scales = (const half_t *)(q + scale_at - row * 2), *biases = (const half_t *)(q + bias_at - row * 2);
+        for (int g = 0; g < G; g++, q += m->record_bytes) {
+            const uint8_t *high = q + high_at(bits);
+            const half_t *scales = (const half_t *)(q + scale_at(bits) - row * 2), *biases = (const half_t *)(q + bias_at(bits, group) - row * 2);
             int32x4_t s[4][2], low[4][2]; // sums of the group, or of its second and first half
             int8x16_t x0[4], x1[4];
             for (int t = 0; t < n; t++) {

@@ -18,8 +18,8 @@ INLINE void gemm_tile(const int bits, const int group, const int symmetric, cons
     for (int t = t0; t < t0 + n; t++, out += ROWS) {
         v16 acc = v_set(0);
         for (int g = 0; g < G; g++) {
-            const uint8_t *q = data + (size_t)g * m->record_bytes, *high = q + m->high_offset;
-            const half_t *scales = (const half_t *)(q + m->scale_offset), *biases = (const half_t *)(q + m->bias_offset);
+            const uint8_t *q = data + (size_t)g * m->record_bytes, *high = q + high_at(bits);
+            const half_t *scales = (const half_t *)(q + scale_at(bits)), *biases = (const half_t *)(q + bias_at(bits, group));
             const int8_t *xq = x->q + (size_t)t * x->cols + g * GROUP;
             const size_t at = (size_t)t * G + g;
             for (int part = 0; part < 32 / group; part++) {

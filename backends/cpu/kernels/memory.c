@@ -42,6 +42,8 @@ void arena_free(arena_t *a) {
     }
 }
 
+static int bits_of(int kind) { return kind - MAT_Q4 + 4 + (kind == MAT_Q8); }
+
 int mat_init(mat_t *m, arena_t *arena, int kind, int rows, int cols, int group, int symmetric, float unit) {
     const size_t blocks = ((size_t)rows + ROWS - 1) / ROWS;
     *m = (mat_t){.kind = kind, .rows = rows, .cols = cols, .group = group, .symmetric = symmetric, .unit = unit,
@@ -49,10 +51,7 @@ int mat_init(mat_t *m, arena_t *arena, int kind, int rows, int cols, int group, 
     if (kind >= MAT_F16)
         m->block_bytes = (size_t)cols * ROWS * (kind == MAT_F32 ? 4 : 2);
     else {
-        m->high_offset = kind == MAT_Q8 ? 512 : 256;
-        m->scale_offset = m->high_offset + (kind == MAT_Q5 ? 64 : kind == MAT_Q6 ? 128 : 0);
-        m->bias_offset = m->scale_offset + (size_t)(GROUP / group) * ROWS * 2;
-        m->record_bytes = m->bias_offset + (symmetric ? 0 : ROWS * 2);
+        m->record_bytes = (size_t)bias_at(bits_of(kind), group) + (symmetric ? 0 : ROWS * 2);
         m->block_bytes = (size_t)m->num_groups * m->record_bytes;
     }
     m->block_bytes = (m->block_bytes + 63) / 64 * 64;
@@ -61,11 +60,9 @@ int mat_init(mat_t *m, arena_t *arena, int kind, int rows, int cols, int group, 
     return m->data ? 0 : -1;
 }
 
-static int bits_of(const mat_t *m) { return m->kind - MAT_Q4 + 4 + (m->kind == MAT_Q8); }
-
 // Rows first .. first + n - 1: codes [n][cols], scales [n][cols / group], biases likewise or NULL. Each row once.
 static void pack_quantized(mat_t *m, int first, int n, const uint8_t *codes, const float *scales, const float *biases) {
-    const int G = m->num_groups, per_group = GROUP / m->group, bits = bits_of(m);
+    const int G = m->num_groups, per_group = GROUP / m->group, bits = bits_of(m->kind);
     const float inverse = 1 / m->unit;
     for (int i = 0; i < n; i++) {
         uint8_t *block = m->data + (size_t)((first + i) / ROWS) * m->block_bytes;
@@ -73,8 +70,8 @@ static void pack_quantized(mat_t *m, int first, int n, const uint8_t *codes, con
         for (int g = 0; g < G; g++) {
             const uint8_t *c = codes + (size_t)i * m->cols + (size_t)g * GROUP;
             uint8_t *record = block + (size_t)g * m->record_bytes, *low = record + row * 4;
-            uint8_t *high = record + m->high_offset + row * 4;
-            half_t *scale = (half_t *)(record + m->scale_offset) + row, *bias = (half_t *)(record + m->bias_offset) + row;
+            uint8_t *high = record + high_at(bits) + row * 4;
+            half_t *scale = (half_t *)(record + scale_at(bits)) + row, *bias = (half_t *)(record + bias_at(bits, m->group)) + row;
             for (int k = 0; k < GROUP; k++) {
                 const int at = k % 4, chunk = k % 16 / 4, upper = k / 16;
                 if (bits == 8) {
@@ -115,12 +112,12 @@ void mat_row(const mat_t *m, int row, float *out) {
         }
         return;
     }
-    const int bits = bits_of(m);
+    const int bits = bits_of(m->kind);
     for (int g = 0; g < m->num_groups; g++) {
         const uint8_t *record = block + (size_t)g * m->record_bytes, *low = record + r * 4;
-        const uint8_t *high = record + m->high_offset + r * 4;
-        const half_t *scales = (const half_t *)(record + m->scale_offset) + r;
-        const half_t *biases = (const half_t *)(record + m->bias_offset) + r;
+        const uint8_t *high = record + high_at(bits) + r * 4;
+        const half_t *scales = (const half_t *)(record + scale_at(bits)) + r;
+        const half_t *biases = (const half_t *)(record + bias_at(bits, m->group)) + r;
         const float bias = m->symmetric ? 0 : half_to_float(*biases) * m->unit;
         for (int k = 0; k < GROUP; k++) {
             const int at = k % 4, chunk = k % 16 / 4, upper = k / 16;

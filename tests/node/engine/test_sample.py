@@ -135,7 +135,7 @@ def test_the_counter_is_uniform_in_position_and_in_seed() -> None:
     for draws in ([uniform(3, p) for p in range(8000)], [uniform(s, 3) for s in range(8000)]):
         counts = Counter(int(draw * 10) for draw in draws)
         assert chi_square(counts, dict.fromkeys(range(10), 800.0)) < 33.7
-        assert 0 <= min(draws) and max(draws) < 1
+        assert min(draws) >= 0 and max(draws) < 1
 
 
 class SplitMix:
