@@ -137,7 +137,6 @@ def _no_json(constant: str) -> None:
 async def _http_error(request: Request, exc: Exception) -> Response:
     status = exc.status_code if isinstance(exc, HTTPException) else 500
     told = {
-        # the path of `request.url` depends on a Host header that may be malformed
         404: f"There is nothing at {request.scope['path']}. The API is under /v1.",
         405: f"{request.scope['path']} does not take {request.method}.",
     }

@@ -105,6 +105,20 @@ def test_leaving_while_queued_frees_everything(held: Served, stream: bool) -> No
     assert held.engine.stats().decode_tokens <= 4
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_leaving_ends_every_choice(held: Served, stream: bool) -> None:
+    sock = connect(held)
+    send(sock, held.say("three choices", "w1 " * 500), n=3, stream=stream)
+    wait_for(lambda: held.engine.stats().running + held.engine.stats().waiting == 3)
+    wait_for(lambda: held.runner.batches)
+    sock.close()
+    time.sleep(0.2)
+    held.go.set()
+    held.wait_idle()
+    assert held.engine.stats().finished == 3
+    assert held.engine.stats().decode_tokens == 0
+
+
 def test_leaving_a_stream_frees_everything(served: Served) -> None:
     sock = connect(served)
     before = served.engine.stats()
