@@ -10,6 +10,7 @@ from typing import Any
 
 from node.config import Settings
 from node.deployment import Deployment
+from partitioner.plan import Plan
 
 UNMEASURED = {"read_gbps": None, "prefill_flops": None, "step_overhead_us": None}
 
@@ -63,7 +64,7 @@ def document(
             {
                 "model": deployment.id,
                 "state": deployment.state,
-                "plan": solo_plan(facts.node_id, deployment),
+                "plan": solo_plan(facts.node_id, deployment).to_json(),
                 "requests": requests.get(deployment.id, {}),
             }
             for deployment in deployments
@@ -72,13 +73,5 @@ def document(
     }
 
 
-def solo_plan(node_id: str, deployment: Deployment) -> dict[str, Any]:
-    """One stage of all layers, which prefills and decodes. `tensor` is [rank, ranks]."""
-    stage = {"node": node_id, "layers": [0, deployment.arch.num_layers], "tensor": [0, 1]}
-    return {
-        "mode": "solo",
-        "decode": [stage],
-        "prefill": [stage],
-        "predicted": {"ttft_ms": None, "tpot_ms": None, "prompt": None, "context": deployment.context},
-        "reasons": ["This is the only node."],
-    }
+def solo_plan(node_id: str, deployment: Deployment) -> Plan:
+    return Plan.solo(node_id, deployment.arch.num_layers, deployment.context, "This is the only node.")
