@@ -22,7 +22,7 @@ from node.engine.pipeline import Pipeline, Result
 from node.engine.scheduler import Limits, Scheduler, Step
 from node.engine.sequence import Event, FinishReason, Request, Sequence
 from node.engine.stops import StreamDecoder
-from node.errors import EngineError, QueueFullError
+from node.errors import LoadingError, QueueFullError
 from node.worker import Sampled, StageFailed, StepMessage
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Engine:
     def submit(self, request: Request) -> Generation:
         """Queue a request; call it inside a running asyncio loop and iterate what it returns there.
 
-        Raises ContextLengthError, RequestError, QueueFullError or EngineError (closed).
+        Raises ContextLengthError, RequestError, QueueFullError or LoadingError (closed).
         """
         generation = Generation.in_running_loop()
         live = self._open(request, generation.put)
@@ -141,7 +141,7 @@ class Engine:
         live = Live(request, put, decoder)
         with self._lock:
             if self._is_closing:
-                raise EngineError("The engine is shutting down.", "Send the request again in a moment.")
+                raise LoadingError("This node is shutting down.", "Send the request again in a moment.")
             if self._num_open >= self._max_open:
                 raise QueueFullError(f"{self._num_open} requests are being served or wait already.", "Try again later.")
             self._num_open += 1

@@ -83,7 +83,7 @@ def _read_part(part: Any, param: str) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind not in TEXT_PARTS:
+    if not isinstance(kind, str) or kind not in TEXT_PARTS:
         raise RequestError(
             f"'{param}' is of the type {kind!r}; this model reads text only.",
             "Leave it out, or use a model that takes it.",

@@ -102,7 +102,8 @@ class Tokenizer:
 
     def _encode_plain(self, text: str) -> list[int]:
         # lone surrogates reach us through JSON escapes and have no UTF-8
-        ids = self._core.encode(_without_surrogates(text), add_special_tokens=False).ids
+        # a batch of one: unlike `encode`, it lets other threads run while it works on a long text
+        ids = self._core.encode_batch_fast([_without_surrogates(text)], add_special_tokens=False)[0].ids
         if self._forbidden.isdisjoint(ids):
             return ids
         return [part for token in ids for part in (self._spelled(token) if token in self._forbidden else (token,))]
