@@ -8,6 +8,7 @@ both come as stages of a pipeline.
 from __future__ import annotations
 
 import codecs
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -191,6 +192,30 @@ def _mix(x: int) -> int:
 
 def hash_stages(num_stages: int, **options: Any) -> list[HashRunner]:
     return [HashRunner(stage=i, num_stages=num_stages, **options) for i in range(num_stages)]
+
+
+class Gate:
+    """Given as `before`, it holds a runner at the beginning of each step until the test lets it go on."""
+
+    def __init__(self) -> None:
+        self._arrived, self._allowed = threading.Semaphore(0), threading.Semaphore(0)
+        self._is_open = False
+
+    def __call__(self, batch: Batch) -> None:
+        self._arrived.release()
+        if not self._is_open and not self._allowed.acquire(timeout=20):
+            raise TimeoutError("the test left a step at the gate")
+
+    def wait(self) -> None:
+        """Until a step (one more than in the waits before) stands at the gate, or went through."""
+        assert self._arrived.acquire(timeout=20), "no step came"
+
+    def let_one_go(self) -> None:
+        self._allowed.release()
+
+    def open(self) -> None:
+        self._is_open = True
+        self._allowed.release()
 
 
 class FakeTokenizer:
