@@ -256,16 +256,14 @@ class Engine:
             self._finish(live, "error", error)
 
     def _count(self, step: Step) -> None:
-        decoded = sum(
-            span.count == 1 and span.start >= sequence.num_prompt
-            for sequence, span in zip(step.sequences, step.batch.spans, strict=True)
-        )
-        prefilled = step.batch.num_tokens - decoded
+        num_prefilled = len(step.batch.tokens) - step.num_decodes
         now = time.monotonic()
-        self._num_decoded += decoded
-        self._num_prefilled += prefilled
-        self._decode_meter.add(decoded, now)
-        self._prefill_meter.add(prefilled, now)
+        if step.num_decodes:
+            self._num_decoded += step.num_decodes
+            self._decode_meter.add(step.num_decodes, now)
+        if num_prefilled:
+            self._num_prefilled += num_prefilled
+            self._prefill_meter.add(num_prefilled, now)
 
 
 def _still_there(step: Step) -> Iterator[tuple[Sequence, Span]]:

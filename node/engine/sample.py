@@ -45,8 +45,8 @@ def sample(
     """
     if _is_changed_by(sampling):
         logits = _adjusted(logits, sampling, prompt, output)
-    best = int(np.argmax(logits))
-    if not np.isfinite(logits[best]):  # argmax stops at the first NaN
+    best = int(logits.argmax())
+    if not math.isfinite(logits[best]):  # argmax stops at the first NaN
         raise EngineError(
             "The model returned logits that are not numbers.", "Its weights may be damaged: pull it again."
         )

@@ -21,7 +21,7 @@ from backends.base import PAGE_TOKENS, Batch, Command, Drop, Span
 from backends.pool import BlockPool
 from node.engine.checks import check_length
 from node.engine.sequence import Request, Sequence
-from node.errors import EngineError
+from node.errors import KVRoomError
 from node.worker import SequenceStart
 
 
@@ -46,11 +46,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step as decided: what goes down the pipeline, and which sequences took part, in the order of its spans."""
+    """A step as decided: what goes down the pipeline, and which sequences took part, in the order of its spans.
+    `num_decodes` of its tokens continue an answer, the others are prompts (or are computed again)."""
 
     batch: Batch
     starts: tuple[SequenceStart, ...]
     sequences: tuple[Sequence, ...]
+    num_decodes: int
 
 
 class Scheduler:
@@ -101,15 +103,10 @@ class Scheduler:
 
     def schedule(self) -> Step | None:
         """The next step, or None when nothing can be sent now."""
-        self._admit()
-        decoding = [sequence for sequence in self.running if sequence.is_decoding]
-        chosen = [(s, 1) for s in decoding if not s.pending][: -(-len(decoding) // self.num_stages)]
-        budget = self.limits.step_tokens - len(chosen)
-        chosen += self._prefills(min(budget, self.limits.mixed_tokens) if decoding else budget)
-        spans, tokens, starts, sequences = [], [], [], []
-        # Oldest first: whoever is preempted for want of room is younger, so not in the batch yet.
-        age = {sequence: i for i, sequence in enumerate(self.running)}
-        for sequence, count in sorted(chosen, key=lambda pair: age[pair[0]]):
+        if self.waiting:
+            self._admit()
+        spans, tokens, starts, sequences, num_decodes = [], [], [], [], 0
+        for sequence, count in self._choose():
             if sequence.seq < 0:
                 continue  # preempted for the sake of an older one
             is_last = sequence.sent + count == len(sequence.tokens)
@@ -119,6 +116,7 @@ class Scheduler:
             spans.append(span)
             tokens += sequence.tokens[sequence.sent : sequence.sent + count]
             sequences.append(sequence)
+            num_decodes += sequence.is_decoding
             if is_last and not sequence.started:
                 starts.append(self._start(sequence))
                 sequence.started = True
@@ -128,7 +126,7 @@ class Scheduler:
             return None
         batch = Batch(tuple(spans), np.array(tokens, np.int32), tuple(self._commands))
         self._commands.clear()
-        return Step(batch, tuple(starts), tuple(sequences))
+        return Step(batch, tuple(starts), tuple(sequences), num_decodes)
 
     def _admit(self) -> None:
         promised = sum(self._missing_pages(sequence) for sequence in self.running)
@@ -147,6 +145,19 @@ class Scheduler:
     def _missing_pages(self, sequence: Sequence) -> int:
         return max(0, -(-len(sequence.tokens) // PAGE_TOKENS) - len(self._pool.blocks(sequence.seq)))
 
+    def _choose(self) -> list[tuple[Sequence, int]]:
+        """(sequence, number of tokens), oldest first: whoever is preempted for want of room is younger, so its turn has
+        not come yet."""
+        decoding = [sequence for sequence in self.running if sequence.is_decoding]
+        chosen = [(sequence, 1) for sequence in decoding if not sequence.pending]
+        del chosen[-(-len(decoding) // self.num_stages) :]
+        if len(decoding) == len(self.running):
+            return chosen
+        budget = self.limits.step_tokens - len(chosen)
+        chosen += self._prefills(min(budget, self.limits.mixed_tokens) if decoding else budget)
+        age = {sequence: i for i, sequence in enumerate(self.running)}
+        return sorted(chosen, key=lambda pair: age[pair[0]])
+
     def _prefills(self, budget: int) -> Iterator[tuple[Sequence, int]]:
         """Chunks of the oldest unfinished prompts, in even shares of `budget`; a younger one gets what older leave."""
         ready = [s for s in self.running if not s.is_decoding and s.sent < len(s.tokens)][: self.limits.max_prefills]
@@ -159,20 +170,18 @@ class Scheduler:
 
     def _make_room(self, span: Span, sequence: Sequence) -> bool:
         """Take pages for a span; the youngest sequences give theirs up if need be."""
-        while not self._pool.room_for([span]):
-            youngest = self.running[-1]
-            if len(self.running) == 1:
-                raise EngineError(
-                    f"A single sequence of {span.start + span.count} tokens does not fit the cache of "
-                    f"{self.limits.num_pages} pages.",
-                    "This is a fault of the scheduler; please report it.",
-                )
-            self.restart(youngest)
-            self.num_preemptions += 1
-            if youngest is sequence:
-                return False
-        self._pool.extend_all([span])
-        return True
+        while True:
+            try:
+                self._pool.extend_all((span,))
+                return True
+            except KVRoomError:
+                if len(self.running) == 1:
+                    raise  # `Limits.max_tokens` makes one sequence fit
+                youngest = self.running[-1]
+                self.restart(youngest)
+                self.num_preemptions += 1
+                if youngest is sequence:
+                    return False
 
     def _drop(self, sequence: Sequence) -> None:
         command = Drop(sequence.seq)

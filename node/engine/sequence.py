@@ -132,7 +132,8 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """All is sent but for the token that was sampled last, at most."""
-        return self.num_output > 0 and self.sent >= len(self.tokens) - 1
+        num_tokens = len(self.tokens)
+        return num_tokens > len(self.request.prompt) and self.sent >= num_tokens - 1
 
     @property
     def is_full(self) -> bool:

@@ -49,6 +49,8 @@ class TextStream:
     def _accept(self, text: str) -> str:
         if self.stopped is not None:
             return ""
+        if not self._stops:
+            return text
         text = self._held + text
         met = first_stop(text, self._stops)
         if met is not None:
