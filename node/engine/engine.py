@@ -6,6 +6,7 @@ go out by queue; nothing else is shared.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import queue
 import threading
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 from backends.base import Span
 from node.engine.checks import check_length, check_request
+from node.engine.courier import Courier
 from node.engine.generation import Generation, blocking_events
 from node.engine.live import Live
 from node.engine.meter import Meter
@@ -67,11 +69,12 @@ class Engine:
         self._max_open = limits.max_running + max_waiting
         self._vocab_size = vocab_size
         self._scheduler = Scheduler(limits, pipeline.num_stages)
+        self._courier = Courier()
         self._inbox: queue.SimpleQueue[Live | None] = queue.SimpleQueue()
         self._live: dict[Sequence, Live] = {}
         self._in_flight: dict[int, Step] = {}
+        self._is_recovering = False
         self._num_steps = self._num_prefilled = self._num_decoded = self._num_finished = self._num_failed = 0
-        self._last_doubtful = 0
         self._prefill_meter, self._decode_meter = Meter(), Meter()
         self._lock = threading.Lock()  # for the two below, and for what goes into the inbox before the end
         self._num_open = 0
@@ -79,6 +82,7 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
+        self._courier.start()
         self._thread.start()
 
     def submit(self, request: Request) -> Generation:
@@ -86,7 +90,7 @@ class Engine:
 
         Raises ContextLengthError, RequestError, QueueFullError or LoadingError (closed).
         """
-        generation = Generation.in_running_loop()
+        generation = Generation(asyncio.get_running_loop(), self._courier)
         live = self._open(request, generation.put)
         generation.cancel_with(lambda: self._cancel(live))
         return generation
@@ -132,6 +136,7 @@ class Engine:
             self._run()  # never started: it has nothing to do but to send everybody home
         else:
             self._thread.join()
+        self._courier.close()
         self._pipeline.close()
 
     def _open(self, request: Request, put: Callable[[Event], None]) -> Live:
@@ -165,7 +170,8 @@ class Engine:
             self._finish(live, "cancelled")
 
     def _turn(self) -> None:
-        is_full = len(self._in_flight) == self._pipeline.num_stages
+        self._is_recovering = self._is_recovering and bool(self._in_flight)
+        is_full = self._is_recovering or len(self._in_flight) == self._pipeline.num_stages
         step = None if is_full else self._scheduler.schedule()
         if step is not None:
             self._send(step)
@@ -224,17 +230,16 @@ class Engine:
                 live.progress(span.start + span.count)
 
     def _lose(self, step: Step, result: StageFailed) -> None:
-        """A stage failed. Whoever was in that step ends with its error. Steps under way behind it may fail for no fault
-        of their own (they build on what was lost): their sequences are computed again."""
-        is_to_blame = result.step > self._last_doubtful
-        if is_to_blame:
-            self._last_doubtful = self._num_steps
+        """A stage failed. Whoever was in that step ends with its error. But steps that were under way behind it build
+        on what was lost and may fail for that alone: until all of those are back no other is sent, and who was in them
+        is computed again."""
         self._scheduler.lost(step)
         for sequence, _ in reversed(list(_still_there(step))):
-            if is_to_blame:
-                self._finish(self._live[sequence], "error", result.error)
-            else:
+            if self._is_recovering:
                 self._scheduler.restart(sequence)
+            else:
+                self._finish(self._live[sequence], "error", result.error)
+        self._is_recovering = True
 
     def _finish(self, live: Live, reason: FinishReason, error: str = "") -> None:
         if live.sequence is not None:

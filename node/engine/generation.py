@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import queue
 from collections.abc import AsyncIterator, Callable, Iterator
 
+from node.engine.courier import Courier
 from node.engine.sequence import Event, Finished
-
-log = logging.getLogger(__name__)
 
 
 class Generation:
     """An asynchronous iterator of events that ends after `Finished`. Dropping it does not cancel; `cancel` does."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, courier: Courier) -> None:
         self._loop = loop
+        self._courier = courier
         self._queue: asyncio.Queue[Event] = asyncio.Queue()
         self._cancel: Callable[[], None] = lambda: None
         self._is_done = False
-
-    @classmethod
-    def in_running_loop(cls) -> Generation:
-        return cls(asyncio.get_running_loop())
 
     def cancel_with(self, cancel: Callable[[], None]) -> None:
         self._cancel = cancel
@@ -35,10 +30,7 @@ class Generation:
 
     def put(self, event: Event) -> None:
         """Called by the engine's thread."""
-        try:
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
-        except RuntimeError:
-            log.debug("an event came for a client whose loop is closed")
+        self._courier.put(self._loop, self._queue, event)
 
     def ready(self) -> list[Event]:
         """Events that wait already, without waiting for more: for writers that send several at once."""

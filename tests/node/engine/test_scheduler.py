@@ -175,6 +175,24 @@ def test_the_youngest_gives_way_and_starts_again_with_its_history() -> None:
     assert [(start.prompt, len(start.output)) for start in step.starts] == [(young.request.prompt, num_tokens - 30)]
 
 
+def test_drops_of_a_lost_step_go_again() -> None:
+    scheduler = Scheduler(Limits(context=200, num_pages=10))
+    gone, stays = scheduler.add(request(4)), scheduler.add(request(4))
+    first = scheduler.schedule()
+    assert first is not None
+    scheduler.remove(gone)
+    scheduler.sampled(stays, 1)
+    lost = scheduler.schedule()
+    assert lost is not None
+    assert lost.batch.commands == (Drop(0),)
+    scheduler.lost(lost)
+    scheduler.restart(stays)
+    again = scheduler.schedule()
+    assert again is not None
+    assert set(again.batch.commands) == {Drop(0), Drop(1)}
+    assert [(span.seq, span.start, span.count) for span in again.batch.spans] == [(2, 0, 5)]
+
+
 def test_a_removed_sequence_is_dropped_with_the_next_step() -> None:
     scheduler = Scheduler(Limits(context=200, num_pages=10))
     gone, stays = scheduler.add(request(40)), scheduler.add(request(40))
@@ -192,22 +210,27 @@ def test_a_removed_sequence_is_dropped_with_the_next_step() -> None:
     assert not scheduler.waiting
 
 
-def test_stages_all_have_work() -> None:
-    scheduler = Scheduler(Limits(context=200, num_pages=50), num_stages=3)
-    for _ in range(6):
-        scheduler.add(request(2, 50))
-    step = scheduler.schedule()
-    assert step is not None
-    while any(not sequence.is_decoding for sequence in scheduler.running):
-        answer(scheduler, step)
-        step = scheduler.schedule() or step
-    flight = [step]
-    for _ in range(2):
-        more = scheduler.schedule()
-        assert more is not None
-        flight.append(more)
-    sizes = [len(one.sequences) for one in flight]
-    assert max(sizes) <= 3, sizes
+@pytest.mark.parametrize(
+    ("num_stages", "num_streams", "sizes"), [(3, 6, {2}), (2, 5, {3, 2}), (3, 1, {1}), (1, 6, {6})]
+)
+def test_streams_take_turns_so_that_every_stage_has_work(num_stages: int, num_streams: int, sizes: set[int]) -> None:
+    scheduler = Scheduler(Limits(context=500, num_pages=100), num_stages)
+    streams = [scheduler.add(request(2, 100)) for _ in range(num_streams)]
+    flight: deque[Step] = deque()
+    turns = dict.fromkeys(streams, 0)
+    for turn in range(60):
+        step = scheduler.schedule() if len(flight) < num_stages else None
+        if step is not None:
+            flight.append(step)
+        if step is None or len(flight) == num_stages:
+            done = flight.popleft()
+            answer(scheduler, done)
+            if turn >= 20:  # the prompts came together; the streams have spread by now
+                assert len(done.sequences) in sizes
+                for sequence in done.sequences:
+                    turns[sequence] += 1
+    assert min(turns.values()) > 0
+    assert max(turns.values()) - min(turns.values()) <= 1
 
 
 @pytest.mark.parametrize(("num_prompt", "fits"), [(99, True), (100, False), (5000, False)])
