@@ -144,8 +144,8 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             for i in range(0, cut or len(body), 1 << 16):
                 part = body[i : min(i + (1 << 16), cut or len(body))]
+                owner.sent_bytes += len(part)  # before the client can have it all and look
                 self.wfile.write(part)
-                owner.sent_bytes += len(part)
                 if faults.delay_s and len(body) > 1 << 16:
                     time.sleep(faults.delay_s)
         except (BrokenPipeError, ConnectionResetError):
