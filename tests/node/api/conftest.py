@@ -92,7 +92,7 @@ class Served:
         self.scripts[tuple(self.tokenizer.encode_prompt(prompt))] = self.tokenizer.encode(answer)
         return prompt
 
-    def wait_idle(self, seconds: float = 5.0) -> None:
+    def wait_idle(self, seconds: float = 20.0) -> None:
         """Until the engine holds no request and no page."""
         for _ in range(int(seconds / 0.02)):
             stats = self.engine.stats()
