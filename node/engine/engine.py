@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from backends.base import Span
 from node.engine.checks import check_length, check_request
 from node.engine.courier import Courier
-from node.engine.generation import Generation, blocking_events
+from node.engine.generation import BlockingGeneration, Generation
 from node.engine.live import Live
 from node.engine.meter import Meter
 from node.engine.pipeline import Pipeline, Result
@@ -95,11 +95,12 @@ class Engine:
         generation.cancel_with(lambda: self._cancel(live))
         return generation
 
-    def generate(self, request: Request) -> Iterator[Event]:
+    def generate(self, request: Request) -> BlockingGeneration:
         """The same for callers without asyncio: blocks for each event. Leaving the loop early cancels."""
-        put, events = blocking_events()
-        live = self._open(request, put)
-        return events(lambda: self._cancel(live))
+        generation = BlockingGeneration()
+        live = self._open(request, generation.put)
+        generation.cancel_with(lambda: self._cancel(live))
+        return generation
 
     @property
     def num_waiting(self) -> int:

@@ -52,18 +52,32 @@ class Generation:
         return event
 
 
-def blocking_events() -> tuple[Callable[[Event], None], Callable[[Callable[[], None]], Iterator[Event]]]:
-    """Where the engine puts events, and how a thread reads them: it blocks for each, and cancels when left early."""
-    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+class BlockingGeneration:
+    """The same for a thread that waits: an iterator of events that ends after `Finished`. Dropping it cancels."""
 
-    def read(cancel: Callable[[], None]) -> Iterator[Event]:
-        event: Event | None = None
-        try:
-            while not isinstance(event, Finished):
-                event = events.get()
-                yield event
-        finally:
-            if not isinstance(event, Finished):
-                cancel()
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.put = self._queue.put  # the engine must not hold on to the generation, or dropping it would go unseen
+        self._cancel: Callable[[], None] = lambda: None
+        self._is_done = False
 
-    return events.put, read
+    def cancel_with(self, cancel: Callable[[], None]) -> None:
+        self._cancel = cancel
+
+    def cancel(self) -> None:
+        """Stop it wherever it is. From any thread, any number of times; `Finished` follows."""
+        if not self._is_done:
+            self._cancel()
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        if self._is_done:
+            raise StopIteration
+        event = self._queue.get()
+        self._is_done = isinstance(event, Finished)
+        return event
+
+    def __del__(self) -> None:
+        self.cancel()

@@ -71,8 +71,8 @@ def crowd(num: int, vocab_size: int, *, length: int = 90, answer: int = 25) -> l
     ]
 
 
-def alone(requests: list[Request], make: Callable[[], list[HashRunner]], **limits: int) -> list[list[int]]:
-    with engine_of(make(), **limits) as engine:
+def alone(requests: list[Request], make: Callable[[], list[HashRunner]]) -> list[list[int]]:
+    with engine_of(make()) as engine:
         return [tokens_of(engine.generate(one)) for one in requests]
 
 
@@ -153,6 +153,42 @@ def test_stop_strings_and_lengths() -> None:
         assert last(events).reason == "length"
 
 
+def test_the_end_of_the_text_may_complete_a_stop_string() -> None:
+    tokenizer = FakeTokenizer()
+    euro = tokenizer.encode("€")
+    runner = ScriptedRunner({(1,): euro}, vocab_size=tokenizer.vocab_size)
+    with engine_of([runner], tokenizer=tokenizer) as engine:
+        events = list(engine.generate(request([1], 2, stop=("\ufffd",))))
+        assert (text_of(events), last(events).reason, last(events).stop_sequence) == ("", "stop", "\ufffd")
+        events = list(engine.generate(request([1], 2)))
+        assert (text_of(events), last(events).reason) == ("\ufffd", "length")
+
+
+def test_a_script_runs_over_three_stages() -> None:
+    tokenizer = FakeTokenizer()
+    scripts = {tuple(tokenizer.encode("p")): tokenizer.encode("three stages, one voice")}
+    runners = [ScriptedRunner(scripts, vocab_size=257, stage=i, num_stages=3) for i in range(3)]
+    with engine_of(runners, tokenizer=tokenizer) as engine:
+        events = list(engine.generate(request(tokenizer.encode("p"), 100, stop_tokens=frozenset({tokenizer.END}))))
+    assert text_of(events) == "three stages, one voice"
+    assert len({runner.num_tokens for runner in runners}) == 1
+
+
+def test_cancelling_frees_every_stage_with_the_next_step() -> None:
+    gate = Gate()
+    runners = hash_stages(2, vocab_size=VOCAB)
+    runners[0].before = gate
+    with engine_of(runners, step_tokens=16) as engine:
+        leaving, staying = engine.generate(request([1] * 100, 5)), engine.generate(request([2] * 100, 5))
+        gate.wait()
+        leaving.cancel()
+        gate.open()
+        assert len(tokens_of(staying)) == 5
+        assert last(list(leaving)).reason == "cancelled"
+    for runner in runners:
+        assert len(runner.pool.sequences()) == 1
+
+
 def test_the_context_is_the_end() -> None:
     with engine_of([HashRunner(vocab_size=VOCAB)], context=50) as engine:
         events = list(engine.generate(request(range(1, 41), 1000)))
@@ -213,7 +249,11 @@ def test_leaving_a_blocking_iteration_cancels() -> None:
     with engine_of([HashRunner(vocab_size=VOCAB)]) as engine:
         for _ in engine.generate(request([1, 2, 3], 900)):
             break
-        until(lambda: engine.stats().running == 0 and engine.stats().kv_pages_used == 0)
+        engine.generate(request([1, 2, 3], 900))  # dropped before it was read at all
+        until(lambda: engine.stats().finished == 2)
+        stats = engine.stats()
+        assert (stats.running, stats.waiting, stats.kv_pages_used) == (0, 0, 0)
+        assert stats.decode_tokens < 1700
 
 
 def test_a_full_queue_refuses() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,12 +120,21 @@ def chi_square(counts: Counter[int], expected: dict[int, float]) -> float:
     return sum((counts[token] - e) ** 2 / e for token, e in expected.items())
 
 
-@pytest.mark.parametrize("s", [{}, {"temperature": 0.5}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}])
-def test_draws_follow_the_distribution(s: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "s",
+    [
+        Sampling(seed=17),
+        Sampling(seed=17, temperature=0.5),
+        Sampling(seed=17, top_k=5),
+        Sampling(seed=17, top_p=0.8),
+        Sampling(seed=17, min_p=0.1),
+    ],
+)
+def test_draws_follow_the_distribution(s: Sampling) -> None:
     row = np.array([0.0, 1.0, 2.0, 0.5, 1.5, 2.5, -1.0, 3.0, 0.2, 1.1], np.float32)
     num_draws = 6000
-    counts = Counter(sample(row, Sampling(seed=17, **s), [], [], position)[0] for position in range(num_draws))
-    kept = slow_kept(row.tolist(), Sampling(**s))
+    counts = Counter(sample(row, s, [], [], position)[0] for position in range(num_draws))
+    kept = slow_kept(row.tolist(), s)
     total = sum(weight for _, weight in kept)
     assert set(counts) == {token for token, _ in kept}
     # 99.99 % of right samplers stay below this with 9 degrees of freedom, and more with fewer
@@ -225,7 +235,7 @@ def test_as_many_alternatives_as_asked_for_and_there_are(asked: int, given: int)
 def test_penalties_look_where_they_should() -> None:
     row = np.array([2.0, 1.9, 1.8], np.float32)
 
-    def greedy(prompt: list[int], output: list[int], **penalty: float) -> int:
+    def greedy(prompt: list[int], output: list[int], **penalty: Any) -> int:
         return sample(row, Sampling(temperature=0.0, **penalty), prompt, output, 0)[0]
 
     assert greedy([0], [], presence_penalty=1.0) == 0
