@@ -6,7 +6,7 @@ scheduler on the head keeps such a pool as a mirror of every stage's room.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from backends.base import Command, Drop, Fork, Span
 from backends.errors import BatchError, KVRoomError
@@ -73,10 +73,6 @@ class BlockPool:
         if not 0 <= start <= self.length(seq) or stop <= start:
             raise BatchError(f"Sequence {seq} has {self.length(seq)} tokens; {start} to {stop} leaves a hole.")
         return self._write([(seq, start, stop)])
-
-    def room_for(self, spans: Iterable[Span]) -> bool:
-        """Whether `extend_all` would find room."""
-        return self._needed([(s.seq, s.start, s.start + s.count) for s in spans]) <= len(self._free)
 
     def _needed(self, writes: list[tuple[int, int, int]]) -> int:
         needed = 0

@@ -49,14 +49,14 @@ class PoolMachine(RuleBasedStateMachine):
         counts = data.draw(st.lists(st.integers(1, 12), min_size=len(seqs), max_size=len(seqs)))
         spans = [Span(s, len(self.model.get(s, ())), n, 0) for s, n in zip(seqs, counts, strict=True)]
         before = self.state()
-        has_room = self.pool.room_for(spans)
+        num_needed, num_free = self.num_needed(spans), self.pool.num_free
         try:
             self.write(spans)
         except KVRoomError:
-            assert not has_room and self.state() == before
-            assert self.num_needed(spans) > self.pool.num_free
+            assert num_needed > num_free
+            assert self.state() == before
         else:
-            assert has_room
+            assert self.pool.num_free == num_free - num_needed
 
     def num_needed(self, spans: list[Span]) -> int:
         """Fresh blocks, and a copy for each sequence but the last that writes into a block."""
