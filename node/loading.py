@@ -65,6 +65,7 @@ def load_deployment(settings: Settings, model: str, store: ModelStore) -> Loaded
     engine = Engine(
         pipeline_of([runner]),
         decoder_factory=tokenizer.decoder,
+        vocab_size=source.arch.vocab_size,
         limits=Limits(
             context=plan.context,
             num_pages=KVRoom.for_tokens(plan.kv_tokens).num_pages,
