@@ -19,6 +19,7 @@ RoostError                          discovery/errors.py
 ├── KVRoomError                     backends/errors.py
 ├── BatchError                      backends/errors.py
 ├── PlanError                       partitioner/plan.py
+│   └── NoPlanError                 partitioner/explain.py: no way to run it on these nodes        exit 1
 ├── TokenError                      discovery/token.py: no secret that Roost made                  exit 2
 ├── IdentityError                   discovery/identity.py: a key or certificate cannot be used     exit 1
 └── EngineError                     a stage failed in the middle of a request                      500

@@ -15,6 +15,8 @@ from backends.weights.source import TensorInfo, WeightSource
 from node import limits
 from node.errors import MemoryShortageError, UsageError
 from node.units import format_bytes
+from partitioner.model import ModelSpec
+from partitioner.plan import Shard
 
 MIB = 1 << 20
 STEP_TOKENS = 512
@@ -91,6 +93,34 @@ def estimate(source: WeightSource) -> Need:
     return Need(sum(map(packed_bytes, infos)), scratch, peak)
 
 
+def spec(source: WeightSource, model_id: str) -> ModelSpec:
+    """What the planner has to know of a model, from the tensors' shapes and formats alone.
+
+    The last stage of a model whose embeddings are tied holds a copy of them; a shard of all layers holds them once.
+    """
+    arch, need = source.arch, estimate(source)
+    layers = [0] * arch.num_layers
+    for name in source.names():
+        if name.startswith("layers."):
+            layers[int(name.split(".")[1])] += packed_bytes(source.info(name))
+    embed, norm = (packed_bytes(source.info(name)) for name in ("embed", "norm"))
+    return ModelSpec(
+        model=model_id,
+        model_hash=source.model_hash,
+        num_layers=arch.num_layers,
+        layer_bytes=tuple(layers),
+        embed_bytes=embed,
+        head_bytes=norm + (embed if arch.tied_embeddings else packed_bytes(source.info("head"))),
+        tied_bytes=embed if arch.tied_embeddings else 0,
+        kv_bytes_per_token=(arch.kv_bytes_per_token(1),) * arch.num_layers,
+        scratch_bytes=need.scratch_bytes,
+        load_peak_bytes=need.load_peak_bytes,
+        context_length=arch.context_length,
+        d_model=arch.d_model,
+        vocab_size=arch.vocab_size,
+    )
+
+
 def packed_bytes(info: TensorInfo) -> int:
     """Bytes of a tensor in the kernels' layout: codes, float16 scales and biases, whole panels."""
     if len(info.shape) != 2 or info.kind != "affine":
@@ -128,6 +158,21 @@ def plan(arch: Architecture, need: Need, allowed: Budget, context: int | None, n
         reason = "as trained" if context == arch.context_length else "what fits memory"
     kv_tokens = max(context, min(FULL_CONTEXTS * context, half))
     return MemoryPlan(context, kv_tokens, need, kv_tokens * per_token, allowed, reason)
+
+
+def plan_shard(model: ModelSpec, shard: Shard, allowed: Budget, context: int, kv_tokens: int) -> MemoryPlan:
+    """Whether a shard of a placed model still fits this node. Raises MemoryShortageError with the numbers."""
+    need = Need(model.weights_bytes(shard), model.scratch_bytes, model.load_peak_bytes)
+    cache = model.kv_bytes(shard, kv_tokens)
+    if need.total + cache > allowed.num_bytes:
+        raise MemoryShortageError(
+            f"Layers {shard.start} to {shard.stop} of {model.model} with {kv_tokens} tokens of cache need "
+            f"{format_bytes(need.total + cache)} (weights {format_bytes(need.weights_bytes)}, cache "
+            f"{format_bytes(cache)}, working memory {format_bytes(need.scratch_bytes + need.load_peak_bytes)}) and may "
+            f"use {format_bytes(allowed.num_bytes)} ({allowed.source}).",
+            "Use a smaller --context or model, close other programs, or raise --memory.",
+        )
+    return MemoryPlan(context, kv_tokens, need, cache, allowed, "as placed")
 
 
 def _shortage(name: str, need: Need, allowed: Budget, context: int, per_token: int, fits: int) -> MemoryShortageError:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.arch import Architecture
-from backends.base import PAGE_TOKENS
+from backends.base import PAGE_TOKENS, KVRoom
+from backends.cpu.engine import CPUBackend
+from backends.weights.open import open_source
 from backends.weights.source import TensorInfo
 from node import limits
 from node.errors import MemoryShortageError, UsageError
-from node.memory import Budget, Need, budget, packed_bytes, plan, unpacked_bytes
+from node.memory import Budget, Need, budget, estimate, packed_bytes, plan, plan_shard, spec, unpacked_bytes
+from partitioner import model as partitioner_model
+from partitioner.model import ModelSpec
+from partitioner.plan import Shard
+from partitioner.profile import NodeProfile
+from partitioner.search import NoPlanError, place
+from tests.models import tiny_arch, write_gguf
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -124,3 +133,68 @@ def test_the_budget_is_never_more_than_is_free(monkeypatch: pytest.MonkeyPatch) 
     assert budget(None).num_bytes == 10 * GIB - int(16 * GIB * 0.05)
     monkeypatch.setattr(limits, "memory", lambda: limits.Memory(GIB, 100 * MIB, "this machine"))
     assert budget(None).num_bytes == 0
+
+
+@pytest.mark.parametrize("quant", ["Q4_0", "Q4_K_M", "F16", "F32"])
+@pytest.mark.parametrize(("family", "tied"), [("llama", False), ("llama", True), ("qwen2", False), ("gemma3", True)])
+def test_a_spec_tells_what_every_shard_takes(tmp_path: Path, family: str, tied: bool, quant: str) -> None:
+    path = write_gguf(tmp_path / "m.gguf", tiny_arch(family, tied_embeddings=tied, vocab_size=352), quant)
+    source = open_source(path)
+    try:
+        found, last = spec(source, "tiny"), source.arch.num_layers
+        vectors = {
+            name: packed_bytes(source.info(name)) for name in source.names() if len(source.info(name).shape) == 1
+        }
+        assert found.weights_bytes(Shard.whole(last)) == estimate(source).weights_bytes
+        for start, stop in ((0, last), (0, 1), (1, 2), (last - 1, last)):
+            shard = Shard(start, stop, last)
+            runner = CPUBackend(1).load(shard, source, KVRoom(3))
+            used = runner.memory()
+            runner.close()
+            # The runner counts its matrices; norms and biases are some vectors beside them.
+            layers = tuple(f"layers.{i}." for i in range(start, stop))
+            beside = sum(
+                n for name, n in vectors.items() if name.startswith(layers) or (name == "norm" and shard.is_last)
+            )
+            assert used.weights_bytes == pytest.approx(found.weights_bytes(shard) - beside, rel=0.01)
+            assert used.kv_bytes == found.kv_bytes(shard, 3 * PAGE_TOKENS)
+            assert used.scratch_bytes <= found.scratch_bytes
+    finally:
+        source.close()
+
+
+def toy(arch: Architecture = ARCH) -> ModelSpec:
+    """A model that takes NEED and PER_TOKEN."""
+    return ModelSpec(
+        "m", "h", 4, (20 * MIB,) * 4, 10 * MIB, 10 * MIB, 0, (PER_TOKEN // 4,) * 4, NEED.scratch_bytes,
+        NEED.load_peak_bytes, arch.context_length, arch.d_model, arch.vocab_size,
+    )  # fmt: skip
+
+
+@given(st.integers(0, GIB), st.one_of(st.none(), st.integers(16, 65536)), st.integers(1, 65536))
+def test_the_planner_for_several_nodes_has_the_same_rule(free: int, context: int | None, trained: int) -> None:
+    assert partitioner_model.PAGE_TOKENS == PAGE_TOKENS
+    arch = dataclasses.replace(ARCH, context_length=trained)
+    node = NodeProfile("a", "a", NEED.total + free, None, 1)
+    try:
+        mine = plan(arch, NEED, Budget(node.budget_bytes, "a test"), context, "m")
+    except (MemoryShortageError, UsageError):
+        with pytest.raises(NoPlanError):
+            place(toy(arch), [node], context=context)
+        return
+    found = place(toy(arch), [node], context=context)
+    assert (found.context, found.kv_tokens) == (mine.context, mine.kv_tokens)
+
+
+def test_a_placed_shard_is_held_against_the_memory_that_there_is() -> None:
+    first = Shard(0, 1, 4)
+    needed = (10 + 20 + 20 + 8) * MIB + 1024 * PER_TOKEN // 4
+    found = plan_shard(toy(), first, Budget(needed, "a test"), 512, 1024)
+    assert (found.context, found.kv_tokens, found.kv_bytes) == (512, 1024, 1024 * PER_TOKEN // 4)
+    assert found.need == Need(30 * MIB, 20 * MIB, 8 * MIB)
+    with pytest.raises(MemoryShortageError) as caught:
+        plan_shard(toy(), first, Budget(needed - 1, "a test"), 512, 1024)
+    assert caught.value.message == (
+        "Layers 0 to 1 of m with 1024 tokens of cache need 58.5 MiB (weights 30.0 MiB, cache 512 KiB, working memory "
+        "28.0 MiB) and may use 58.5 MiB (a test)."
+    )
