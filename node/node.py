@@ -93,7 +93,7 @@ class Node:
             budget_bytes=self._budget_bytes,
             used_bytes=memory.weights_bytes + memory.kv_bytes + memory.scratch_bytes if memory else 0,
         )
-        deployments = self._deployments.all()
+        deployments = self._deployments.local()
         requests = {deployment.id: asdict(deployment.engine.stats()) for deployment in deployments}
         return status.document(self.settings, facts, deployments, sorted(self._deployments.loading), requests)
 

@@ -18,30 +18,61 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from node.api import errors, openai
+from node.api.forward import FORWARDED, Forwarded
 from node.api.guard import Access, Guard, TooLarge
 from node.api.requests import ChatRequest, CompletionRequest, parse
-from node.deployment import Deployments
-from node.errors import RequestError, RoostError
+from node.deployment import Deployment, Deployments
+from node.errors import LoadingError, RequestError, RoostError, UnknownModelError
 
 log = logging.getLogger(__name__)
 
 PING_S = 1.0
 
 
-def create_app(deployments: Deployments, *, access: Access | None = None, ping_s: float = PING_S) -> Starlette:
-    """The API over `deployments`, which may change while it runs."""
-    access = access or Access()
+def create_app(
+    deployments: Deployments, *, access: Access | None = None, ping_s: float = PING_S, internal: bool = False
+) -> Starlette:
+    """The API over `deployments`, which may change while it runs.
 
-    async def chat(data: Any) -> ASGIApp:
-        request = parse(ChatRequest, data)
+    `internal` is for other nodes, which reach it by addresses that only they know and have shown who they are: any
+    host and no key unless `access` says otherwise, and what they passed on is not passed on again.
+    """
+    access = access or Access(any_host=internal)
+
+    async def chat(request: Request, data: Any) -> ASGIApp:
+        return await elsewhere(request, data) or await here(ChatRequest, openai.chat, data)
+
+    async def completions(request: Request, data: Any) -> ASGIApp:
+        return await elsewhere(request, data) or await here(CompletionRequest, openai.completions, data)
+
+    async def here(
+        kind: type[ChatRequest | CompletionRequest], answer: Callable[..., openai.Answer], data: Any
+    ) -> ASGIApp:
+        request = parse(kind, data)
         deployment = deployments.get(request.model)
         # a long prompt takes seconds to become tokens; streams go on meanwhile
-        return await asyncio.to_thread(openai.chat, deployment, request, ping_s=ping_s)
+        return await asyncio.to_thread(answer, deployment, request, ping_s=ping_s)
 
-    async def completions(data: Any) -> ASGIApp:
-        request = parse(CompletionRequest, data)
-        deployment = deployments.get(request.model)
-        return await asyncio.to_thread(openai.completions, deployment, request, ping_s=ping_s)
+    async def elsewhere(request: Request, data: Any) -> Forwarded | None:
+        """The answer of another node when that is the model's head. It checks what else is in the request."""
+        name = data.get("model") if isinstance(data, dict) else None
+        if not isinstance(name, str):
+            return None
+        is_forwarded = internal and FORWARDED in request.headers
+        try:
+            deployment = deployments.find(name)
+        except LoadingError:
+            return None
+        except UnknownModelError as exc:
+            if is_forwarded:
+                raise _moved(name) from exc
+            return None
+        if isinstance(deployment, Deployment):
+            return None
+        if is_forwarded:
+            raise _moved(name)
+        deployment.check_ready()
+        return Forwarded(deployment.upstream, await request.body())
 
     async def models(request: Request) -> Response:
         cards = [openai.model_card(one) for one in deployments.all()]
@@ -51,7 +82,7 @@ def create_app(deployments: Deployments, *, access: Access | None = None, ping_s
         return errors.json_response(openai.model_card(deployments.find(request.path_params["name"])))
 
     async def health(request: Request) -> Response:
-        ready = [one.id for one in deployments.all() if one.state == "ready"]
+        ready = [one.id for one in deployments.all() if one.is_ready]
         content = {"status": _status(deployments), "models": ready, "loading": sorted(deployments.loading)}
         return errors.json_response(content, 200 if ready else 503, {} if ready else {"Retry-After": "1"})
 
@@ -81,7 +112,7 @@ def create_app(deployments: Deployments, *, access: Access | None = None, ping_s
 class Json:
     """An endpoint that takes a JSON body and gives an ASGI response."""
 
-    def __init__(self, handle: Callable[[Any], Awaitable[ASGIApp]]) -> None:
+    def __init__(self, handle: Callable[[Request, Any], Awaitable[ASGIApp]]) -> None:
         self._handle = handle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,7 +124,8 @@ class Json:
             await send(message)
 
         try:
-            response = await self._handle(await _json(Request(scope, receive)))
+            request = Request(scope, receive)
+            response = await self._handle(request, await _json(request))
             await response(scope, receive, noting)
         except ClientDisconnect:
             log.debug("the client left before its request was read")
@@ -112,10 +144,17 @@ class Json:
 
 def _status(deployments: Deployments) -> str:
     """What /health calls it: "ok", or what is going on instead."""
-    states = [one.state for one in deployments.all()]
-    if "ready" in states:
+    models = deployments.all()
+    if any(one.is_ready for one in models):
         return "ok"
+    # one whose head was lost a moment ago may still be called ready
+    states = ["loading" if one.state == "ready" else one.state for one in models]
     return "loading" if deployments.loading else next(iter(states), "no_model")
+
+
+def _moved(name: str) -> LoadingError:
+    """Nodes disagree for a moment about who serves a model."""
+    return LoadingError(f"The model '{name}' is being planned anew.", "Send the request again in a moment.")
 
 
 async def _json(request: Request) -> Any:

@@ -16,7 +16,7 @@ from node.api import answers, errors
 from node.api.answers import ChatChunks, Choice, CompletionChunks, Head
 from node.api.requests import ChatRequest, CommonFields, CompletionRequest
 from node.api.watch import Connection, merged, submitted
-from node.deployment import Deployment
+from node.deployment import AnyDeployment, Deployment
 from node.engine.generation import Generation
 from node.engine.sequence import Delta, Finished, Request, Sampling
 from node.errors import ContextLengthError, EngineError, LoadingError, RequestError, RoostError
@@ -288,7 +288,7 @@ def _prompts(deployment: Deployment, request: CompletionRequest) -> tuple[list[l
     return ids, texts
 
 
-def model_card(deployment: Deployment) -> dict[str, Any]:
+def model_card(deployment: AnyDeployment) -> dict[str, Any]:
     """The context that is served, not the one that was trained."""
     return {
         "id": deployment.id,
