@@ -49,9 +49,11 @@ class GGUFSource:
         if len(held) != sum(len(file.tensors) for file in files):
             raise ModelFileError(f"{where}: two of its parts hold the same tensor.", "Download the model again.")
         factors = None
+        self._opening = [(file.path.name, 0, file.header_bytes) for file in files]
         if _ROPE_FACTORS in held:
             file, tensor = held.pop(_ROPE_FACTORS)
             factors = self._read_vector(file, tensor)
+            self._opening.append((file.path.name, tensor.offset, tensor.offset + tensor.num_bytes))
         self.arch: Architecture = gguf_architecture(
             files[0].metadata, {name: tensor.shape for name, (_, tensor) in held.items()}, factors, where
         )
@@ -64,11 +66,26 @@ class GGUFSource:
     def open(cls, path: Path) -> GGUFSource:
         """Open a file, or all parts of one named `…-00001-of-00003.gguf`; any part will do."""
         with contextlib.ExitStack() as opened:
-            files = [opened.enter_context(GGUFFile.open(part)) for part in _parts(path)]
+            files = [opened.enter_context(GGUFFile.open(part)) for part in cls.weight_files(path)]
             _check_parts(files)
             source = cls(files)
             opened.pop_all()
             return source
+
+    @staticmethod
+    def weight_files(path: Path) -> list[Path]:
+        """The model's files in order, whether they exist or not. Raises ModelFileError for an impossible part name."""
+        return _parts(path)
+
+    def opening_spans(self) -> list[tuple[str, int, int]]:
+        """What `open` reads: (file name, start, stop) in bytes."""
+        return list(self._opening)
+
+    def spans(self, name: str) -> list[tuple[str, int, int]]:
+        """Where a tensor lies: (file name, start, stop) in bytes. Raises ModelFileError when there is none."""
+        stored = self._get(name)
+        start = stored.tensor.offset
+        return [(stored.file.path.name, start, start + stored.tensor.num_bytes)]
 
     @property
     def model_hash(self) -> str:

@@ -26,7 +26,7 @@ _TEXT_PREFIXES = ("model.", "language_model.model.", "model.language_model.")
 _OTHER_MODALITIES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 # Copies of tied embeddings, and frequencies that old files carry along.
 _NOT_NEEDED = ("lm_head.weight", "lm_head.scales", "lm_head.biases", "rotary_emb.inv_freq")
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 _MAX_FILES = 1000
 _FLOATS = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 _CURE = "Download or convert the model again."
@@ -78,12 +78,30 @@ class SafetensorsSource:
         config = read_json(path / "config.json")
         with contextlib.ExitStack() as opened:
             files = []
-            for name in _weight_files(path):
-                files.append(SafetensorsFile.open(path / name))
+            for file in cls.weight_files(path):
+                files.append(SafetensorsFile.open(file))
                 opened.callback(files[-1].close)
             source = cls(path, config, files)
             opened.pop_all()
             return source
+
+    @staticmethod
+    def weight_files(path: Path) -> list[Path]:
+        """The folder's weight files in a fixed order. Raises ModelFileError when it has none or a bad index."""
+        return [path / name for name in _weight_files(path)]
+
+    def opening_spans(self) -> list[tuple[str, int, int]]:
+        """What `open` reads of the weight files: (file name, start, stop) in bytes. JSON files are read whole."""
+        return [(file.path.name, 0, file.header_bytes) for file in self.files]
+
+    def spans(self, name: str) -> list[tuple[str, int, int]]:
+        """Where a tensor lies, with its scales and biases: (file name, start, stop) in bytes.
+
+        Raises ModelFileError when there is none.
+        """
+        stored = self._get(name)
+        parts = [part for part in (stored.weight, stored.scales, stored.biases) if part is not None]
+        return [(p.file.path.name, p.tensor.offset, p.tensor.offset + p.tensor.num_bytes) for p in parts]
 
     @property
     def model_hash(self) -> str:
@@ -204,10 +222,10 @@ class SafetensorsSource:
 
 def _weight_files(path: Path) -> list[str]:
     """Names of the folder's weight files, in a fixed order."""
-    if (path / _INDEX).exists():
-        weight_map = read_json(path / _INDEX).get("weight_map")
+    if (path / INDEX).exists():
+        weight_map = read_json(path / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-            raise ModelFileError(f"{path / _INDEX} has no weight_map.", _CURE)
+            raise ModelFileError(f"{path / INDEX} has no weight_map.", _CURE)
         names = sorted(set(weight_map.values()))
     else:
         names = sorted(found.name for found in path.glob("model*.safetensors"))
@@ -216,5 +234,5 @@ def _weight_files(path: Path) -> list[str]:
             f"{path} has no .safetensors files.", "Convert its weights to safetensors, or give a GGUF file."
         )
     if len(names) > _MAX_FILES or any(PurePath(name).name != name or "\\" in name for name in names):
-        raise ModelFileError(f"{path / _INDEX} names files outside its folder, or too many.", _CURE)
+        raise ModelFileError(f"{path / INDEX} names files outside its folder, or too many.", _CURE)
     return names
