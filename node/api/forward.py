@@ -95,12 +95,9 @@ class Upstream:
         try:
             async with wait:
                 yield
-        except httpx.HTTPError as exc:
-            raise self._loss(when, "it does not answer" if isinstance(exc, httpx.TimeoutException) else "") from exc
-        except TimeoutError as exc:
-            if not wait.expired():
-                raise
-            raise self._loss(when, self._reason or "") from exc
+        except (httpx.HTTPError, OSError) as exc:  # TLS errors of an open connection are OSErrors
+            silent = "it does not answer" if isinstance(exc, httpx.TimeoutException) else ""
+            raise self._loss(when, self._reason or silent) from exc
         finally:
             self._waits.discard(wait)
 
@@ -121,10 +118,8 @@ class Forwarded:
         relay, leaving = asyncio.create_task(self._relay(scope, send)), asyncio.create_task(_left(receive))
         try:
             await asyncio.wait({relay, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if relay.done():
-                relay.result()
-            else:
-                leaving.result()
+            with contextlib.suppress(OSError):  # how a server may say that the client has left
+                relay.result() if relay.done() else leaving.result()
         finally:
             relay.cancel()
             leaving.cancel()
@@ -146,8 +141,6 @@ class Forwarded:
                         await send(_body(whole, more=True))
         except RoostError as error:
             failure = error
-        except OSError:  # how a server may say that the client has left
-            return
         finally:
             await response.aclose()
         if failure is None:

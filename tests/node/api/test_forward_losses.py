@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import openai
 import pytest
 
 from node.api import forward
-from node.api.forward import Events, Upstream
+from node.api.forward import Events, Forwarded, Upstream
 from node.deployment import Deployment, Deployments, RemoteDeployment
 from node.errors import EngineError, LoadingError, UnknownModelError
 from tests.node.api.conftest import CONTEXT, Served
@@ -290,3 +291,42 @@ def test_a_lost_head_serves_nothing_whatever_its_state() -> None:
                 remote.check_ready()
 
     asyncio.run(run())
+
+
+def test_errors_of_open_connections_and_clients_that_cannot_be_written_to() -> None:
+    """What TLS and some servers raise, which plain sockets under uvicorn never do."""
+
+    class Broken(httpx.AsyncByteStream):
+        def __init__(self, error: Exception | None) -> None:
+            self.error = error
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield b"data: 1\n\n"
+            if self.error is not None:
+                raise self.error
+
+    async def run(error: Exception | None, refuse_at: int) -> list[bytes]:
+        typed = {"content-type": "text/event-stream"}
+        transport = httpx.MockTransport(lambda _: httpx.Response(200, headers=typed, stream=Broken(error)))
+        sent: list[bytes] = []
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            if len(sent) == refuse_at:
+                raise ConnectionResetError
+            sent.append(message.get("body", b""))
+
+        async with httpx.AsyncClient(transport=transport) as client:
+            upstream = Upstream(client, "http://n1", "n1")
+            scope = {"method": "POST", "raw_path": CHAT.encode(), "query_string": b"", "headers": []}
+            await Forwarded(upstream, b"{}")(scope, receive, send)
+            assert upstream.num_open == 0
+        return sent
+
+    *_, last = asyncio.run(run(ssl.SSLError("bad record"), 9))
+    assert b"n1 was lost in the middle of its answer" in last
+    for error in (None, ssl.SSLError("bad record")):
+        for refuse_at in (0, 1, 2):
+            assert len(asyncio.run(run(error, refuse_at))) == refuse_at
