@@ -71,7 +71,6 @@ class Upstream:
 
     async def send(self, method: str, target: bytes, headers: list[tuple[bytes, bytes]], body: bytes) -> httpx.Response:
         """The head's answer, its body still to be read. Raises LoadingError when there is none."""
-        self.check()
         url = self._base_url.copy_with(raw_path=self._base_url.raw_path.rstrip(b"/") + target)
         # a prompt may be read for minutes before the first byte; a dead head is told by `lost` and not by a clock
         timeout = httpx.Timeout(None, connect=CONNECT_S).as_dict()

@@ -8,7 +8,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from tests.node.api.forwarding import (
     CHAT,
     HELLO,
     SSE,
+    Entry,
     Pair,
     address,
     ask,
@@ -122,6 +123,17 @@ def test_the_openai_client_is_told_of_the_loss(held: Pair) -> None:
             client.chat.completions.create(model="toy:1m", messages=messages)
 
 
+@contextlib.contextmanager
+def answering(say: Callable[[socket.socket], None]) -> Iterator[tuple[Entry, httpx.Response]]:
+    """An entry, and the answer that it passes on from a head that says this."""
+    with (
+        scripted(say) as head,
+        entering(head.url) as entry,
+        httpx.stream("POST", f"{entry.url}{CHAT}", json=HELLO, timeout=10) as answer,
+    ):
+        yield entry, answer
+
+
 @pytest.mark.parametrize("end", ["closed", "reset", "lost", "garbage"])
 def test_half_an_event_is_dropped(end: str) -> None:
     ready, go = threading.Event(), threading.Event()
@@ -137,11 +149,7 @@ def test_half_an_event_is_dropped(end: str) -> None:
         elif end == "lost":
             until_closed(sock)
 
-    with (
-        scripted(say) as head,
-        entering(head.url) as entry,
-        httpx.stream("POST", f"{entry.url}{CHAT}", json=HELLO, timeout=10) as answer,
-    ):
+    with answering(say) as (entry, answer):
         parts, text = answer.iter_text(), ""
         while '{"b":2}\n\n' not in text:
             text += next(parts)
@@ -153,25 +161,26 @@ def test_half_an_event_is_dropped(end: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["closed", "lost"])
-def test_a_document_cut_short_never_looks_whole(end: str) -> None:
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_document_cut_short_never_looks_whole(end: str, counted: bool) -> None:
     sent = threading.Event()
+    document = b"[" + b"1," * 1000 + b"1]"
+    typed = SSE.replace(b"text/event-stream", b"application/json")
 
     def say(sock: socket.socket) -> None:
-        sock.sendall(plain(b"[" + b"1," * 1000 + b"1]")[:-3])
+        sock.sendall(plain(document)[:-3] if counted else typed + chunk(document))
         sent.set()
         if end == "lost":
             until_closed(sock)
 
-    with (
-        scripted(say) as head,
-        entering(head.url) as entry,
-        httpx.stream("POST", f"{entry.url}{CHAT}", json=HELLO, timeout=10) as answer,
-    ):
+    with answering(say) as (entry, answer):
         assert answer.status_code == 200
         assert sent.wait(10)
         if end == "lost":
             entry.lose()
-        with pytest.raises(httpx.RemoteProtocolError, match="without sending complete"):
+        with pytest.raises(
+            httpx.RemoteProtocolError, match="without sending complete" if counted else "incomplete chunked"
+        ):
             answer.read()
 
 
