@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from partitioner.context import PAGE_TOKENS
+
 if TYPE_CHECKING:
     from backends.arch import Architecture
     from backends.kv import KVTile
@@ -18,9 +20,6 @@ if TYPE_CHECKING:
     from partitioner.plan import Shard
 
 Array = np.ndarray
-
-PAGE_TOKENS = 32
-"""Tokens in one KV page. The head counts room in these, so that its books agree with every stage's."""
 
 
 @dataclass(frozen=True, slots=True)

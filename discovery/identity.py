@@ -75,24 +75,27 @@ class Identity:
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """What a member of one cluster shows and checks. PEM throughout; `fingerprint` names the cluster, and says nothing
-    of its secret."""
+    of its secret; `chain` is a file with key and certificate, since the ssl module reads them from files only."""
 
     fingerprint: str
     authority_pem: bytes
     certificate_pem: bytes
     key_pem: bytes
-    folder: Path
+    chain: Path
 
     @classmethod
     def make(cls, identity: Identity, token: str) -> Credentials:
         """Raises TokenError for a token that is none."""
         authority = authority_key(parse_token(token))
+        certificate_pem = _node_certificate(identity, authority).public_bytes(serialization.Encoding.PEM)
+        key_pem, chain = _pem(identity.key), identity.folder / "tls.pem"
+        _write(chain, key_pem + certificate_pem)
         return cls(
             fingerprint=fingerprint_of(authority),
             authority_pem=_authority_certificate(authority).public_bytes(serialization.Encoding.PEM),
-            certificate_pem=_node_certificate(identity, authority).public_bytes(serialization.Encoding.PEM),
-            key_pem=_pem(identity.key),
-            folder=identity.folder,
+            certificate_pem=certificate_pem,
+            key_pem=key_pem,
+            chain=chain,
         )
 
     def server_context(self, *protocols: str) -> ssl.SSLContext:
@@ -108,9 +111,7 @@ class Credentials:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cadata=self.authority_pem.decode())
-        chain = self.folder / "tls.pem"  # the ssl module reads keys from files only
-        _write(chain, self.key_pem + self.certificate_pem)
-        context.load_cert_chain(chain)
+        context.load_cert_chain(self.chain)
         if protocols:
             context.set_alpn_protocols(list(protocols))
         return context

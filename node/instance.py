@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from node.disk import try_lock
 from node.errors import UsageError
 
 SOCKET_PATH_LIMIT = 100
@@ -50,7 +51,7 @@ class InstanceLock:
         """True if this process now is the node of its home, False if another is."""
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         # a few tries: `holder` of some other process has the lock shared for an instant
-        if not any(_try_lock(fd, fcntl.LOCK_EX) or time.sleep(0.02) for _ in range(5)):
+        if not any(try_lock(fd) or time.sleep(0.02) for _ in range(5)):
             os.close(fd)
             return False
         os.ftruncate(fd, 0)
@@ -70,7 +71,7 @@ class InstanceLock:
         except FileNotFoundError:
             return None
         try:
-            return None if _try_lock(fd, fcntl.LOCK_SH) else int(os.pread(fd, 32, 0).strip() or b"0")
+            return None if try_lock(fd, fcntl.LOCK_SH) else int(os.pread(fd, 32, 0).strip() or b"0")
         finally:
             os.close(fd)
 
@@ -89,11 +90,3 @@ class InstanceLock:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
-
-
-def _try_lock(fd: int, kind: int) -> bool:
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

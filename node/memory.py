@@ -1,8 +1,5 @@
-"""Whether a model fits before anything of it is loaded, and how much context to serve when nobody said.
-
-The default context is the trained one, made shorter until its cache takes no more than half of the memory that weights
-and working memory leave free; below 8192 tokens that rule yields and the cache may take all of it. The cache then gets
-room for up to four such contexts, within the same half.
+"""Whether a model fits before anything of it is loaded. The default context is the planner's rule:
+`partitioner/context.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +12,7 @@ from backends.weights.source import TensorInfo, WeightSource
 from node import limits
 from node.errors import MemoryShortageError, UsageError
 from node.units import format_bytes
+from partitioner.context import FULL_CONTEXTS, SMALLEST_CONTEXT, cache_room
 from partitioner.model import ModelSpec
 from partitioner.plan import Shard
 
@@ -22,10 +20,6 @@ MIB = 1 << 20
 STEP_TOKENS = 512
 """Tokens of the largest step: scratch is sized for them."""
 
-SPACIOUS_CONTEXT = 8192
-SMALLEST_CONTEXT = 512
-FULL_CONTEXTS = 4
-SHARE_FOR_CACHE = 0.5
 RESERVE_BYTES = 256 * MIB
 RESERVE_SHARE = 0.05
 PROCESS_BYTES = 64 * MIB
@@ -151,13 +145,11 @@ def plan(arch: Architecture, need: Need, allowed: Budget, context: int | None, n
     wanted = context or min(arch.context_length, SMALLEST_CONTEXT)
     if fits < wanted:
         raise _shortage(name, need, allowed, wanted, per_token, fits)
-    reason = "as asked"
-    half = int(fits * SHARE_FOR_CACHE) // PAGE_TOKENS * PAGE_TOKENS
-    if context is None:
-        context = min(arch.context_length, max(half, min(fits, SPACIOUS_CONTEXT)))
-        reason = "as trained" if context == arch.context_length else "what fits memory"
-    kv_tokens = max(context, min(FULL_CONTEXTS * context, half))
-    return MemoryPlan(context, kv_tokens, need, kv_tokens * per_token, allowed, reason)
+    served, kv_tokens = cache_room(fits, arch.context_length, context)
+    reason = (
+        "as asked" if context is not None else "as trained" if served == arch.context_length else "what fits memory"
+    )
+    return MemoryPlan(served, kv_tokens, need, kv_tokens * per_token, allowed, reason)
 
 
 def plan_shard(model: ModelSpec, shard: Shard, allowed: Budget, context: int, kv_tokens: int) -> MemoryPlan:
@@ -167,9 +159,7 @@ def plan_shard(model: ModelSpec, shard: Shard, allowed: Budget, context: int, kv
     if need.total + cache > allowed.num_bytes:
         raise MemoryShortageError(
             f"Layers {shard.start} to {shard.stop} of {model.model} with {kv_tokens} tokens of cache need "
-            f"{format_bytes(need.total + cache)} (weights {format_bytes(need.weights_bytes)}, cache "
-            f"{format_bytes(cache)}, working memory {format_bytes(need.scratch_bytes + need.load_peak_bytes)}) and may "
-            f"use {format_bytes(allowed.num_bytes)} ({allowed.source}).",
+            f"{_numbers(need, cache, allowed)}.",
             "Use a smaller --context or model, close other programs, or raise --memory.",
         )
     return MemoryPlan(context, kv_tokens, need, cache, allowed, "as placed")
@@ -179,11 +169,17 @@ def _shortage(name: str, need: Need, allowed: Budget, context: int, per_token: i
     cache = context * per_token
     smaller = f"Use --context {fits}, or a" if fits >= SMALLEST_CONTEXT else "Use a"
     return MemoryShortageError(
-        f"{name} with a context of {context} tokens needs {format_bytes(need.total + cache)} (weights "
-        f"{format_bytes(need.weights_bytes)}, cache {format_bytes(cache)}, working memory "
-        f"{format_bytes(need.scratch_bytes + need.load_peak_bytes)}) and may use "
-        f"{format_bytes(allowed.num_bytes)} ({allowed.source}).",
+        f"{name} with a context of {context} tokens needs {_numbers(need, cache, allowed)}.",
         f"{smaller} smaller quantization or model, close other programs, or raise --memory.",
+    )
+
+
+def _numbers(need: Need, cache: int, allowed: Budget) -> str:
+    """What is needed, part by part, and what may be used."""
+    return (
+        f"{format_bytes(need.total + cache)} (weights {format_bytes(need.weights_bytes)}, cache {format_bytes(cache)}, "
+        f"working memory {format_bytes(need.scratch_bytes + need.load_peak_bytes)}) and may use "
+        f"{format_bytes(allowed.num_bytes)} ({allowed.source})"
     )
 
 

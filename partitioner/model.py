@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from partitioner.context import PAGE_TOKENS, whole_pages
 from partitioner.plan import PlanError, Shard
 
 MAX_LAYERS = 1024
 MAX_COUNT = 1 << 60
 MAX_TEXT = 512
-PAGE_TOKENS = 32
-"""Caches are made of whole pages of this many tokens, as `backends/base.py` has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +113,7 @@ class ModelSpec:
 CURE = "Its sender may run another version."
 
 
-def whole_pages(num_tokens: int) -> int:
-    """`num_tokens` rounded up to whole pages, in tokens."""
-    return -(-num_tokens // PAGE_TOKENS) * PAGE_TOKENS
-
-
-def cumulative(values: tuple[int, ...]) -> list[int]:
+def cumulative(values: Sequence[int]) -> list[int]:
     """Sums of the first 0, 1, … all values."""
     return list(itertools.accumulate(values, initial=0))
 

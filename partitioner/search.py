@@ -12,20 +12,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from partitioner import explain
+from partitioner.context import SMALLEST_CONTEXT, SPACIOUS_CONTEXT, cache_room
 from partitioner.explain import NoPlanError
-from partitioner.model import PAGE_TOKENS, ModelSpec
+from partitioner.model import ModelSpec, cumulative
 from partitioner.plan import Mode, Plan, PlanError, Prediction, Shard, Stage
 from partitioner.profile import LinkProfile, NodeProfile
 from partitioner.split import rates, read_ps, split, stage_ps
 
 ENOUGH_CONTEXT = 2048
 """Tokens that a place must have room for when nobody asked for a number; SMALLEST_CONTEXT when none has."""
-
-SMALLEST_CONTEXT = 512
-SPACIOUS_CONTEXT = 8192
-FULL_CONTEXTS = 4
-"""The rule of `node/memory.py`, for several nodes: the default context's cache takes half of what is free, but up to
-8192 tokens may take all of it; then there is room for up to four contexts within the half."""
 
 GAIN = 1.15
 """A running plan stays unless another one is faster by more than this."""
@@ -88,17 +83,9 @@ def place(
     raise explain.no_plan(spec, nodes, tokens, 1 if mode == "solo" else min(len(nodes), spec.num_layers))
 
 
-def cache_room(fits: int, trained: int, context: int | None) -> tuple[int, int]:
-    """(context, kv_tokens) where `fits` tokens of cache, whole pages, are free on the tightest node."""
-    half = fits // 2 // PAGE_TOKENS * PAGE_TOKENS
-    if context is None:
-        context = min(trained, max(half, min(fits, SPACIOUS_CONTEXT)))
-    return context, max(context, min(FULL_CONTEXTS * context, half))
-
-
 def shards_of(sizes: Sequence[int]) -> list[Shard]:
     """Shards of these many layers in order, together all of a model."""
-    ends = list(itertools.accumulate(sizes, initial=0))
+    ends = cumulative(sizes)
     return [Shard(a, b, ends[-1]) for a, b in itertools.pairwise(ends)]
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
-from partitioner.model import ModelSpec, cumulative, whole_pages
+from partitioner.context import whole_pages
+from partitioner.model import ModelSpec, cumulative
 from partitioner.profile import NodeProfile
 
 PS_PER_BYTE_AT_1_GBPS = 1000

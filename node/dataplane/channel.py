@@ -11,16 +11,19 @@ import select
 import socket
 import ssl
 import threading
+from collections.abc import Callable
 
 from node.dataplane.frames import HEADER_BYTES, Header
 from node.dataplane.links import LinkClosed
 
 ONE_RECORD_BYTES = 16 << 10
 """What one TLS record holds: a frame up to this size leaves in one piece."""
+SEND_BYTES = 256 << 10
+"""Given to OpenSSL at once: the receiving thread waits for its turn as long."""
 
 
 class Channel:
-    """Sends and receives whole frames. `num_sent` and `num_received` count their bytes (without TLS's own)."""
+    """Sends and receives whole frames. `num_sent` counts their bytes (without TLS's own)."""
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
         """Takes over a connection whose handshake is done."""
@@ -30,7 +33,7 @@ class Channel:
         self._tls = threading.Lock()  # around every call into OpenSSL
         self._sending = threading.Lock()  # one frame at a time
         self._header = bytearray(HEADER_BYTES)
-        self.num_sent = self.num_received = 0
+        self.num_sent = 0
 
     def send(
         self, header: Header, meta: bytes = b"", body: memoryview | None = None, *, patience_s: float | None = None
@@ -54,18 +57,10 @@ class Channel:
         """Fill `view`. Raises LinkClosed."""
         at = 0
         while at < len(view):
-            try:
-                with self._tls:
-                    count = self._socket.recv_into(view[at:])
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as wants:
-                self._wait(wants, patience_s, "silent")
-                continue
-            except (OSError, ValueError) as exc:
-                raise LinkClosed(f"The link broke: {exc}.") from exc
+            count = self._call(self._socket.recv_into, view[at:], patience_s, "silent")
             if not count:
                 raise LinkClosed("The other side closed the link.")
             at += count
-            self.num_received += count
 
     def close(self) -> None:
         """Wakes whoever waits in it. Idempotent."""
@@ -78,16 +73,22 @@ class Channel:
         view = view.cast("B") if view.nbytes else view
         at = 0
         while at < len(view):
-            try:
-                with self._tls:
-                    count = self._socket.send(view[at : at + (256 << 10)])
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as wants:
-                self._wait(wants, patience_s, "taking nothing")
-                continue
-            except (OSError, ValueError) as exc:
-                raise LinkClosed(f"The link broke: {exc}.") from exc
+            count = self._call(self._socket.send, view[at : at + SEND_BYTES], patience_s, "taking nothing")
             at += count
             self.num_sent += count
+
+    def _call(
+        self, operation: Callable[[memoryview], int], view: memoryview, patience_s: float | None, what: str
+    ) -> int:
+        """Bytes that OpenSSL took or gave, after waiting for as long as it has to."""
+        while True:
+            try:
+                with self._tls:
+                    return operation(view)
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as wants:
+                self._wait(wants, patience_s, what)
+            except (OSError, ValueError) as exc:
+                raise LinkClosed(f"The link broke: {exc}.") from exc
 
     def _wait(self, wants: OSError, patience_s: float | None, what: str) -> None:
         kind = select.POLLOUT if isinstance(wants, ssl.SSLWantWriteError) else select.POLLIN

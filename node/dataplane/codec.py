@@ -34,7 +34,7 @@ TOP = struct.Struct("<qd")
 FAILED = struct.Struct("<qI")
 
 _FORK, _TRUNCATE, _DROP = range(3)
-_SAMPLING_FIELDS = {field.name: field.type for field in fields(Sampling)}
+_SAMPLING_FIELDS = frozenset(field.name for field in fields(Sampling))
 
 
 def encode(message: Message, deployment: int) -> tuple[Header, bytes, np.ndarray | None]:
@@ -127,14 +127,14 @@ def _decode_step(header: Header, reader: _Reader, body: np.ndarray | None) -> St
 def _decode_start(reader: _Reader) -> SequenceStart:
     seq, sampling_bytes, num_prompt, num_output = reader.one(START)
     values = json.loads(bytes(reader.take(sampling_bytes)))
-    if not isinstance(values, dict) or values.keys() != _SAMPLING_FIELDS.keys():
+    if not isinstance(values, dict) or values.keys() != _SAMPLING_FIELDS:
         raise ValueError("the fields of a sampling are others")
     values["logit_bias"] = tuple((_whole(token), float(bias)) for token, bias in values["logit_bias"])
     for name in ("top_k", "seed"):
         _whole(values[name])
     if values["logprobs"] is not None:
         _whole(values["logprobs"])
-    for name in _SAMPLING_FIELDS.keys() - {"top_k", "seed", "logprobs", "logit_bias"}:
+    for name in _SAMPLING_FIELDS - {"top_k", "seed", "logprobs", "logit_bias"}:
         values[name] = float(values[name])
     prompt, output = reader.tokens(num_prompt), reader.tokens(num_output)
     return SequenceStart(seq, Sampling(**values), tuple(prompt.tolist()), tuple(output.tolist()))

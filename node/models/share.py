@@ -160,15 +160,6 @@ def model_files(path: Path) -> dict[str, Path]:
     return {file.name: file for file in (*small, *SafetensorsSource.weight_files(path))}
 
 
-def header_ranges(path: Path) -> list[Range]:
-    """What must be there before `open_source`, `Tokenizer.load` and `ChatTemplate.load` work on a copy."""
-    source = _open(path)
-    try:
-        return _header_of(path, source)
-    finally:
-        source.close()
-
-
 def needed(model: Path | WeightSource, shard: Shard) -> list[Range]:
     """All that a shard's node reads of a model: the header, the shard's tensors, and the samples of every other tensor
     that the hash is made of. Sorted, without overlaps.
@@ -248,6 +239,7 @@ def _pieces(path: Path, start: int, stop: int) -> Iterator[bytes]:
 
 
 def _header_of(path: Path, source: GGUFSource | SafetensorsSource) -> list[Range]:
+    """What must be there before `open_source`, `Tokenizer.load` and `ChatTemplate.load` work on a copy."""
     ranges = [Range(*span) for span in source.opening_spans()]
     if path.is_dir():
         small = [path / name for name in FOLDER_FILES if (path / name).is_file()]

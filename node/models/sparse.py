@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
 import os
-import shutil
-import tempfile
 import threading
 import zlib
 from collections.abc import Iterable, Iterator
@@ -26,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 
 from backends.weights.open import open_source
+from node.disk import delete, sync, try_lock
 from node.errors import BusyError, DownloadError
 from node.models.download import check_space
 from node.models.share import JOURNAL, Manifest, Range, merge, needed
@@ -141,7 +139,7 @@ class SparseCopy:
         with _disk(self.root), self._guard:
             self._pending.clear()
             self._close_files()
-            _delete(self.root)
+            delete(self.root)
         self.close()
 
     def close(self) -> None:
@@ -173,14 +171,14 @@ class SparseCopy:
     def _make_anew(self) -> None:
         self._close_files()
         self._pending.clear()
-        _delete(self.root)
+        delete(self.root)
         (self.root / "files").mkdir(parents=True)
         self._there = {name: _Spans() for name in self._names}
         self._open_files()
         for name, size_bytes in self.manifest.files:
             os.ftruncate(self._open[name], size_bytes)
             os.fsync(self._open[name])
-        _sync(self.root / "files")
+        sync(self.root / "files")
         self._write_journal()
 
     def _open_files(self) -> None:
@@ -221,7 +219,7 @@ class SparseCopy:
             journal.flush()
             os.fsync(journal.fileno())
         new.replace(self.root / JOURNAL)
-        _sync(self.root)
+        sync(self.root)
 
     def _read_journal(self) -> dict[str, _Spans] | None:
         """None unless a copy of just these files lies there."""
@@ -300,30 +298,9 @@ def _locked(folder: Path, model_hash: str) -> int:
     locks = folder / ".locks"
     locks.mkdir(parents=True, exist_ok=True)
     fd = os.open(locks / model_hash, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as exc:
-        os.close(fd)
-        raise BusyError(f"The copy {folder / model_hash} is just being written.", "Wait for that, or stop it.") from exc
-    except BaseException:
-        os.close(fd)
-        raise
+    with contextlib.ExitStack() as opened:
+        opened.callback(os.close, fd)
+        if not try_lock(fd):
+            raise BusyError(f"The copy {folder / model_hash} is just being written.", "Wait for that, or stop it.")
+        opened.pop_all()
     return fd
-
-
-def _delete(root: Path) -> None:
-    """Rename, then delete: a copy is there or not there."""
-    if root.exists():
-        trash = Path(tempfile.mkdtemp(prefix=".trash-", dir=root.parent))
-        root.rename(trash / root.name)
-        # also what a killed process left
-        for leftover in root.parent.glob(".trash-*"):
-            shutil.rmtree(leftover, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

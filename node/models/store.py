@@ -12,12 +12,9 @@ the Hugging Face cache are hard links where the file system allows it, and cost 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from node.disk import delete, sync, try_lock
 from node.errors import BusyError, UnknownModelError, UsageError
 from node.models import catalog
 from node.models.describe import describe
@@ -115,7 +113,7 @@ class ModelStore:
             raise BusyError(f"The model '{model_id}' is just being pulled or removed.", "Wait for that, or stop it.")
 
         with self.lock(model_id, on_wait=refuse):
-            return _delete(folder) + _delete(partial)
+            return delete(folder) + delete(partial)
 
     @contextlib.contextmanager
     def lock(self, model_id: str, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
@@ -124,7 +122,7 @@ class ModelStore:
         _make_folder(path.parent)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            while not _try_lock(fd):
+            while not try_lock(fd):
                 if on_wait is not None:
                     on_wait()
                 time.sleep(WAIT_S)
@@ -154,16 +152,16 @@ class ModelStore:
             "can_chat": facts.can_chat,
         }
         for path in staged.iterdir():
-            _sync(path)
+            sync(path)
         manifest = staged / MANIFEST
         manifest.write_text(json.dumps(model, indent=1), "utf-8")
-        _sync(manifest)
-        _sync(staged)
+        sync(manifest)
+        sync(staged)
         folder = self._folder(model_id)
-        _delete(folder)
+        delete(folder)
         staged.rename(folder)
-        _sync(self.root)
-        _delete(self._partial(model_id))
+        sync(self.root)
+        delete(self._partial(model_id))
         installed = self.find(model_id)
         if installed is None:
             raise UnknownModelError(f"The model '{model_id}' vanished from {folder}.", "Pull it again.")
@@ -235,36 +233,3 @@ def _make_folder(path: Path) -> Path:
     except OSError as exc:
         raise UsageError(f"The folder {path} cannot be made: {exc.strerror}.", "Give another --home.") from exc
     return path
-
-
-def _delete(folder: Path) -> int:
-    """Rename, then delete: a model is gone at once or not at all. Returns the bytes that no other name keeps."""
-    if not folder.exists() and not folder.is_symlink():
-        return 0
-    trash = Path(tempfile.mkdtemp(prefix=".trash-", dir=folder.parent))
-    folder.rename(trash / "model")
-    freed = 0
-    for path in trash.rglob("*"):
-        status = path.lstat()
-        if path.is_file() and not path.is_symlink() and status.st_nlink == 1:
-            freed += status.st_size
-    # also what a killed process left
-    for leftover in folder.parent.glob(".trash-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    return freed
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
